@@ -1,0 +1,1 @@
+"""Turn models into folders that the EdgeDraft runtime opens; import the module you need."""

@@ -1,0 +1,1 @@
+"""Train drafters and adapters for EdgeDraft; import the module you need."""
