@@ -1,0 +1,38 @@
+"""EdgeDraft's runtime: lossless speculative decoding on onnxruntime."""
+
+from .config import DecodeConfig, SamplingConfig
+from .datatypes import Proposal, RoundTrace, Verdict
+from .decode import SpeculativeDecoder
+from .engine import Answer, Engine, Piece
+from .errors import EdgeDraftError, FolderError, PromptError, ProviderError, StateError
+from .folder import TargetFolder, open_target_folder
+from .interfaces import LanguageModel, Proposer
+from .onnx_model import OnnxModel
+from .ort_session import SessionConfig
+from .stats import RunStats
+from .suffix_lookup import SuffixLookup
+
+__all__ = [
+    "Answer",
+    "DecodeConfig",
+    "EdgeDraftError",
+    "Engine",
+    "FolderError",
+    "LanguageModel",
+    "OnnxModel",
+    "Piece",
+    "PromptError",
+    "Proposal",
+    "Proposer",
+    "ProviderError",
+    "RoundTrace",
+    "RunStats",
+    "SamplingConfig",
+    "SessionConfig",
+    "SpeculativeDecoder",
+    "StateError",
+    "SuffixLookup",
+    "TargetFolder",
+    "Verdict",
+    "open_target_folder",
+]

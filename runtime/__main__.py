@@ -1,0 +1,7 @@
+"""python -m edgedraft.runtime"""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

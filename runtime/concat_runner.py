@@ -1,0 +1,65 @@
+"""Runs graphs that return past + new rows as fresh tensors (optimum's decoder-with-past).
+
+A rollback copies what is kept, since the graph takes the length of the cache from the shape of its
+inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .datatypes import FloatArray
+from .graph_contract import GraphContract
+
+
+class ConcatRunner:
+    """A session and the key/value tensors that its last pass returned."""
+
+    def __init__(self, session: Any, contract: GraphContract) -> None:
+        self._session = session
+        self._contract = contract
+        self._outputs = ["logits", *(t.present for t in contract.cache)]
+        self._arrays: list[npt.NDArray[Any]] = [
+            np.zeros((1, t.num_heads, 0, t.head_dim), t.dtype) for t in contract.cache
+        ]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the key/value tensors."""
+        return sum(a.nbytes for a in self._arrays)
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        total: int,
+        bias: FloatArray | None,
+        want_logits: bool,
+    ) -> FloatArray:
+        """Append the tokens so that the cache holds `total`; return logits, shape (rows, width)."""
+        assert bias is None, "a tree needs a graph with an attention bias"
+        dtypes = self._contract.dtypes
+        self.trim(total - len(tokens))
+        feeds = {t.past: a for t, a in zip(self._contract.cache, self._arrays, strict=True)}
+        feeds["input_ids"] = np.array([tokens], dtypes["input_ids"])
+        feeds["attention_mask"] = np.ones((1, total), dtypes["attention_mask"])
+        if self._contract.has("position_ids"):
+            feeds["position_ids"] = np.array([positions], dtypes["position_ids"])
+        feeds.update(self._contract.switches())
+        logits, *self._arrays = self._session.run(self._outputs, feeds)
+        return np.asarray(logits[0], dtype=np.float32)
+
+    def trim(self, length: int) -> None:
+        """Forget the slots from `length` on."""
+        if self._arrays[0].shape[2] > length:
+            self._arrays = [np.ascontiguousarray(a[:, :, :length]) for a in self._arrays]
+
+    def move(self, start: int, rows: Sequence[int]) -> None:
+        """Move slot start + rows[i] to slot start + i."""
+        source = [start + r for r in rows]
+        for array in self._arrays:
+            array[:, :, start : start + len(source)] = array[:, :, source]

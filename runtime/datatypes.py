@@ -1,0 +1,107 @@
+"""Records passed between the stages of one round.
+
+    propose  ->  verify  ->  commit
+    Proposal     Verdict     RoundTrace
+
+A proposal is a tree of tokens in the target vocabulary, in topological order: every node comes
+after its parent. The usual proposal is a chain. `ROOT` stands for the pending token, the last
+committed one, which leads the verify pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled"]
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that the target is asked to verify in one pass."""
+
+    tokens: tuple[int, ...]  # m nodes
+    parents: tuple[int, ...]  # m indices of earlier nodes, or ROOT
+    confidence: tuple[float, ...]  # m: probability that the node is right, given that its parent is
+    origin: str  # which proposer it came from
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], confidence: Sequence[float], origin: str) -> Proposal:
+        """Make a proposal in which each token follows the one before it."""
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(confidence), origin)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each token follows the one before: verification is then bit-identical."""
+        return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
+
+    def child(self, node: int, token: int) -> int | None:
+        """Return the child of `node` that proposes `token`, if there is one."""
+        for i in range(node + 1, len(self.tokens)):
+            if self.parents[i] == node and self.tokens[i] == token:
+                return i
+        return None
+
+    def head(self, count: int) -> Proposal:
+        """Return the first `count` nodes; topological order keeps them a tree."""
+        if count >= len(self.tokens):
+            return self
+        return Proposal(
+            self.tokens[:count], self.parents[:count], self.confidence[:count], self.origin
+        )
+
+
+NOTHING = Proposal((), (), (), "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target decided about one proposal."""
+
+    path: tuple[int, ...]  # accepted nodes from the root down
+    next_token: int  # correction after a rejection, bonus after a path that ended at a leaf
+
+    @property
+    def num_accepted(self) -> int:
+        """Number of proposed tokens that were accepted."""
+        return len(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the seconds of one round went."""
+
+    draft_s: float  # proposing and choosing how much to submit
+    forward_s: float  # inside the target's pass
+    other_s: float  # verification, bookkeeping, text
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # holds an array
+class RoundTrace:
+    """One finished round, as statistics and the learner read it."""
+
+    proposal: Proposal
+    verdict: Verdict
+    emitted: tuple[int, ...]  # accepted path and next token, cut where generation ended
+    # (len(emitted), vocab), the row each emitted token came from; valid until the next round
+    logits: FloatArray
+    timings: Timings
+    finish_reason: FinishReason | None  # set on the last round only
+
+    @property
+    def num_evaluated(self) -> int:
+        """Number of proposed tokens that were compared: those accepted and the first one that was
+        not.
+        """
+        reached_leaf = not any(
+            parent == (self.verdict.path[-1] if self.verdict.path else ROOT)
+            for parent in self.proposal.parents
+        )
+        return self.verdict.num_accepted + (0 if reached_leaf else 1)

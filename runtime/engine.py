@@ -1,0 +1,220 @@
+"""`Engine`: a target folder, text in, text out.
+
+    engine = Engine.open("models/smollm2")
+    for piece in engine.stream("Explain tides to a child."):
+        print(piece.text, end="", flush=True)
+    print(engine.stats.summary())
+
+One request runs at a time; the next reuses the part of the cache that both prompts begin with.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .chat_template import render_chat
+from .config import DecodeConfig
+from .datatypes import FinishReason, RoundTrace
+from .decode import SpeculativeDecoder
+from .detokenize import TextStream
+from .errors import EdgeDraftError, FolderError, StateError
+from .folder import TargetFolder, open_target_folder
+from .interfaces import Proposer
+from .onnx_model import OnnxModel
+from .ort_session import SessionConfig
+from .plan import Plan, load_or_measure_plan, measure_plan
+from .policy import DraftPolicy
+from .state import DeviceState, default_state_dir
+from .stats import RunStats
+from .suffix_lookup import SuffixLookup
+
+_log = logging.getLogger(__name__)
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that became certain with one round."""
+
+    text: str
+    trace: RoundTrace | None  # None: text that was held back until the end
+    finish_reason: FinishReason | None = None  # set on the last piece
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished request."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stats: RunStats
+
+
+class Engine:
+    """A target ready to answer."""
+
+    def __init__(
+        self,
+        target: OnnxModel,
+        tokenizer: Any,
+        proposer: Proposer | None,
+        plan: Plan | None = None,
+    ) -> None:
+        """Put the parts together; `open` does it from a folder. `tokenizer` is a
+        `tokenizers.Tokenizer`.
+        """
+        self.target = target
+        self.tokenizer = tokenizer
+        self.plan = plan
+        self.proposer = proposer if target.max_rows > 1 else None
+        if proposer is not None and target.max_rows == 1:
+            _log.warning(
+                "%s returns the logits of its last row only, so nothing can be verified: decoding "
+                "plainly",
+                target.folder.graph,
+            )
+        self.decoder = SpeculativeDecoder(
+            target,
+            self.proposer,
+            DraftPolicy(plan.costs if plan else None),
+            target.folder.eos_token_ids,
+        )
+        self.stats = RunStats()  # of the last request
+        self._busy = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path | TargetFolder,
+        *,
+        drafter: str = "lookup",
+        session: SessionConfig | None = None,
+        state_dir: Path | None = None,
+    ) -> Engine:
+        """Open a target folder.
+
+        `drafter` is "lookup" or "none". The costs of this device are measured at the first opening
+        and remembered in `state_dir`. Raises `FolderError` for a folder that cannot be used,
+        `ProviderError` for an unknown execution provider.
+        """
+        if drafter not in ("lookup", "none"):
+            raise ValueError(f"drafter must be 'lookup' or 'none', got {drafter!r}")
+        target_folder = folder if isinstance(folder, TargetFolder) else open_target_folder(folder)
+        tokenizer = load_tokenizer(target_folder.tokenizer)
+        target = OnnxModel(
+            target_folder, session, tokenizer_size=tokenizer.get_vocab_size(with_added_tokens=True)
+        )
+        if drafter == "none":
+            return cls(target, tokenizer, None)
+        state = DeviceState(state_dir or default_state_dir(), target_folder.fingerprint)
+        try:
+            plan = load_or_measure_plan(target, state)
+        except StateError as error:
+            _log.warning("%s", error)
+            plan = measure_plan(target)
+        return cls(target, tokenizer, SuffixLookup(), plan)
+
+    def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
+        """Return the prompt's token ids.
+
+        Text is one user message in the model's chat template, unless `raw` or the model has none;
+        then it is text to continue.
+        """
+        folder = self.target.folder
+        if isinstance(prompt, str):
+            if raw or folder.chat_template is None:
+                return list(self.tokenizer.encode(prompt).ids)
+            prompt = [{"role": "user", "content": prompt}]
+        if folder.chat_template is None:
+            raise FolderError(
+                f"{folder.path}: has no chat template, so it takes text, not messages"
+            )
+        text = render_chat(
+            folder.chat_template,
+            prompt,
+            bos_token=self._token_text(folder.bos_token_id),
+            eos_token=self._token_text(next(iter(folder.eos_token_ids), None)),
+        )
+        # The template writes the special tokens itself.
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def stream(
+        self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig | None = None
+    ) -> Iterator[Piece]:
+        """Answer a prompt piece by piece; `stats` is up to date after every piece.
+
+        The prompt is text, messages or token ids. Raises `PromptError` when it cannot be served,
+        and `EdgeDraftError` when another request is running.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise EdgeDraftError(
+                "this engine is answering another request: wait, or open a second engine"
+            )
+        try:
+            yield from self._stream(prompt, config or DecodeConfig())
+        finally:
+            self._busy.release()
+
+    def generate(
+        self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig | None = None
+    ) -> Answer:
+        """Answer a prompt at once; see `stream`."""
+        pieces = list(self.stream(prompt, config))
+        return Answer(
+            tuple(t for p in pieces if p.trace for t in p.trace.emitted),
+            "".join(p.text for p in pieces),
+            pieces[-1].finish_reason or "cancelled",
+            self.stats,
+        )
+
+    def cancel(self) -> None:
+        """End the running request after its present round; may be called from another thread."""
+        self.decoder.cancel()
+
+    def forget(self) -> None:
+        """Forget every text seen so far: the cache and what the lookup copies from."""
+        self.decoder.forget()
+        if isinstance(self.proposer, SuffixLookup):
+            self.proposer.forget()
+
+    def _stream(
+        self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig
+    ) -> Iterator[Piece]:
+        is_ids = not isinstance(prompt, str) and all(isinstance(t, int) for t in prompt)
+        ids: Sequence[int] = prompt if is_ids else self.encode(prompt)  # type: ignore[assignment,arg-type]
+        text = TextStream(self.tokenizer, config.stop)
+        self.stats = stats = RunStats(prompt_tokens=len(ids))
+        finish: FinishReason = "cancelled"
+        for trace in self.decoder.rounds(ids, config, text.push):
+            stats.reused_tokens, stats.prefill_s = (
+                self.decoder.reused_tokens,
+                self.decoder.prefill_s,
+            )
+            stats.add_round(trace)
+            finish = trace.finish_reason or finish
+            yield Piece(text.take(), trace)
+        yield Piece(text.finish(), None, finish)
+
+    def _token_text(self, token: int | None) -> str:
+        return (self.tokenizer.id_to_token(token) or "") if token is not None else ""
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Load a `tokenizers.Tokenizer`; raise `FolderError` for a file that is none."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise FolderError(
+            f"{path}: not a tokenizer file ({error}); export the folder again"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,31 @@
+"""The errors a caller may want to catch.
+
+    EdgeDraftError
+    ├── FolderError     a model folder that cannot be used as it is
+    ├── PromptError     a prompt that cannot be served
+    ├── ProviderError   an execution provider that this onnxruntime does not have
+    └── StateError      device state that cannot be read or written
+
+A wrong argument raises `ValueError`. The command line prints either kind in one line and exits with
+2.
+"""
+
+
+class EdgeDraftError(Exception):
+    """Base of every error that EdgeDraft raises on purpose."""
+
+
+class FolderError(EdgeDraftError):
+    """A model folder that cannot be used: missing, damaged or of an unknown kind."""
+
+
+class PromptError(EdgeDraftError):
+    """A prompt that cannot be served: empty, or longer than the context."""
+
+
+class ProviderError(EdgeDraftError):
+    """An execution provider that this build of onnxruntime does not have."""
+
+
+class StateError(EdgeDraftError):
+    """Device state that cannot be read or written."""

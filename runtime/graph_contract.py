@@ -1,0 +1,195 @@
+"""What a decoder graph wants to be fed and what it returns, read from the graph itself.
+
+Four exporters are understood: EdgeDraft's own, optimum's decoder-with-past, onnx-community's and
+onnxruntime-genai's. They differ in names and in how the cache length is told; `GraphContract` says
+which is which. A state that cannot be rolled back to a length (convolution or recurrent state) is
+refused here, before the first token.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import FolderError
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(int32)": np.dtype(np.int32),
+    "tensor(bool)": np.dtype(np.bool_),
+}
+_PAST = re.compile(
+    r"past_(?:key_values\.(\d+)\.(key|value)|(key|value)_values?\.(\d+)|(key|value)_(\d+))"
+)
+_PRESENT = re.compile(r"present(?:_key_values)?(?:\.(\d+)\.(key|value)|_(key|value)[._](\d+))")
+# Scalars some exporters add, and the value that means "an ordinary pass with a cache".
+_SWITCHES = ("use_cache_branch", "num_logits_to_keep")
+_KNOWN = {
+    "input_ids",
+    "position_ids",
+    "attention_mask",
+    "seqlens_k",
+    "total_sequence_length",
+    "attention_bias",
+    "logit_rows",
+    *_SWITCHES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTensor:
+    """One key or value cache: its input, its output and what stays fixed of its shape."""
+
+    past: str
+    present: str
+    num_heads: int
+    head_dim: int
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphContract:
+    """Names and types of a decoder graph's inputs and outputs."""
+
+    dtypes: dict[str, np.dtype[Any]]  # every input except the caches
+    cache: tuple[CacheTensor, ...]
+    logits_dtype: np.dtype[Any]
+    logits_width: int = 0  # known after `probe`, like the two below
+    in_place: bool = False  # past and present may share one buffer
+    every_row: bool = False  # each row gets its logits, not the last one only
+
+    def has(self, name: str) -> bool:
+        """Whether the graph has this input."""
+        return name in self.dtypes
+
+    def switches(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs that say "an ordinary pass with a cache" in some exporters' graphs."""
+        values = {"use_cache_branch": [True], "num_logits_to_keep": 0}
+        return {n: np.array(v, self.dtypes[n]) for n, v in values.items() if self.has(n)}
+
+
+def discover(session: Any, where: str, head_dim: int | None = None) -> GraphContract:
+    """Read the contract of an open session.
+
+    `where` names the graph in messages; `head_dim` is used where the graph leaves it symbolic.
+
+    Raises `FolderError` for a graph that is not a decoder with a key/value cache.
+    """
+    inputs = {i.name: i for i in session.get_inputs()}
+    outputs = {o.name: o for o in session.get_outputs()}
+    if "input_ids" not in inputs or "logits" not in outputs:
+        raise FolderError(
+            f"{where}: expected an input 'input_ids' and an output 'logits', the graph has "
+            f"{_some(inputs)} and "
+            f"{_some(outputs)}; a decoder graph with a key/value cache is needed"
+        )
+    past = {_layer_and_kind(m): n for n in inputs if (m := _PAST.fullmatch(n))}
+    present = {_layer_and_kind(m): n for n in outputs if (m := _PRESENT.fullmatch(n))}
+    strangers = [n for n in inputs if n not in _KNOWN and n not in past.values()]
+    if strangers:
+        raise FolderError(
+            f"{where}: inputs {_some(strangers)} are neither tokens nor a key/value cache; a state "
+            "that cannot be rolled "
+            "back to an earlier length cannot be used"
+        )
+    if not past:
+        raise FolderError(f"{where}: the graph has no key/value cache; export it with one")
+    if past.keys() != present.keys():
+        raise FolderError(
+            f"{where}: {len(past)} cache inputs, but {len(present)} cache outputs; export it again"
+        )
+    if (
+        "attention_mask" not in inputs
+        and not {"seqlens_k", "total_sequence_length"} <= inputs.keys()
+    ):
+        raise FolderError(
+            f"{where}: no input tells the cache length (attention_mask, or seqlens_k with "
+            "total_sequence_length)"
+        )
+    return GraphContract(
+        dtypes={n: _dtype(inputs[n], where) for n in inputs if n in _KNOWN},
+        cache=tuple(
+            _cache_tensor(inputs[past[k]], present[k], where, head_dim) for k in sorted(past)
+        ),
+        logits_dtype=_dtype(outputs["logits"], where),
+    )
+
+
+def probe(session: Any, contract: GraphContract, where: str) -> GraphContract:
+    """Run two tokens to learn what names and shapes cannot tell; refuse a graph that fails."""
+    slots = 8
+
+    def run(capacity: int) -> Any:
+        feeds = {
+            t.past: np.zeros((1, t.num_heads, capacity, t.head_dim), t.dtype)
+            for t in contract.cache
+        }
+        values: dict[str, Any] = {
+            "input_ids": [[0, 0]],
+            "position_ids": [[0, 1]],
+            "attention_mask": [[1, 1]],
+            "seqlens_k": [1],
+            "total_sequence_length": 2,
+            "attention_bias": np.zeros((1, 1, 2, 2)),
+            "logit_rows": [0, 1],
+        }
+        feeds.update(
+            {n: np.array(v, contract.dtypes[n]) for n, v in values.items() if contract.has(n)}
+        )
+        return session.run(["logits", contract.cache[0].present], {**feeds, **contract.switches()})
+
+    try:
+        logits, _ = run(0)
+    except Exception as error:  # onnxruntime raises a family of unrelated classes
+        raise FolderError(
+            f"{where}: fails on two tokens ({' '.join(str(error).split())[:200]}); export it again"
+        ) from error
+    try:
+        # GroupQueryAttention returns as many slots as it got; a graph that concatenates would
+        # return ten, or fail.
+        in_place = run(slots)[1].shape[2] == slots
+    except Exception:
+        in_place = False
+    return replace(
+        contract,
+        logits_width=logits.shape[-1],
+        in_place=in_place,
+        every_row=logits.shape[1] == 2,
+    )
+
+
+def _layer_and_kind(match: re.Match[str]) -> tuple[int, str]:
+    groups = [g for g in match.groups() if g is not None]
+    layer, kind = groups if groups[0].isdigit() else reversed(groups)
+    return int(layer), kind
+
+
+def _cache_tensor(past: Any, present: str, where: str, head_dim: int | None) -> CacheTensor:
+    shape = past.shape
+    if len(shape) == 4 and isinstance(shape[3], int):
+        head_dim = shape[3]
+    if len(shape) != 4 or not isinstance(shape[1], int) or head_dim is None:
+        raise FolderError(
+            f"{where}: cache {past.name!r} has shape {shape}, expected (batch, heads, length, "
+            "head size) with fixed heads and head size"
+        )
+    return CacheTensor(past.name, present, shape[1], head_dim, _dtype(past, where))
+
+
+def _dtype(arg: Any, where: str) -> np.dtype[Any]:
+    if arg.type not in _DTYPES:
+        raise FolderError(
+            f"{where}: input {arg.name!r} has type {arg.type}, which is not supported"
+        )
+    return _DTYPES[arg.type]
+
+
+def _some(names: Any) -> str:
+    listed = list(names)
+    return ", ".join(map(repr, listed[:5])) + (" ..." if len(listed) > 5 else "")

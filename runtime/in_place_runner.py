@@ -1,0 +1,144 @@
+"""Runs graphs whose past and present share one buffer (GroupQueryAttention): EdgeDraft's,
+onnxruntime-genai's, onnx-community's.
+
+The graph reads only the first `total` slots, so a rollback is no work at all, and what it leaves
+behind is overwritten. Buffers grow in blocks, since their size is memory the device pays for.
+Everything a pass touches is bound once per row count and reused: binding sixty cache tensors anew
+would cost more than the rest of a round's bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .datatypes import FloatArray
+from .graph_contract import GraphContract
+from .ort_session import onnxruntime
+
+_BLOCK = 256  # slots; 12 MB for SmolLM2-135M
+_REUSED_ROWS = 16  # prefill shapes vary: keeping their buffers would hold megabytes for nothing
+
+
+@dataclass(slots=True)
+class _Binding:
+    """The buffers of passes with one row count."""
+
+    io: Any
+    inputs: dict[str, npt.NDArray[Any]]  # written in place before a pass
+    logits: npt.NDArray[Any]  # (logit rows, width)
+
+
+class InPlaceRunner:
+    """A session and the key/value buffers it updates in place."""
+
+    def __init__(self, session: Any, contract: GraphContract) -> None:
+        self._session = session
+        self._contract = contract
+        self._capacity = 0
+        self._arrays: list[npt.NDArray[Any]] = []  # (1, heads, capacity, head size) each
+        self._values: list[Any] = []  # OrtValues over the same memory
+        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._reserve(1)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the key/value buffers."""
+        return sum(a.nbytes for a in self._arrays)
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        total: int,
+        bias: FloatArray | None,
+        want_logits: bool,
+    ) -> FloatArray:
+        """Append the tokens so that the cache holds `total`; return logits, shape (rows, width).
+
+        Without `want_logits` only the last two rows are computed where the graph allows a choice:
+        none would be no MatMul, one would take other kernels.
+        """
+        self._reserve(total)
+        rows = len(tokens)
+        logit_rows = rows
+        if not self._contract.every_row:
+            logit_rows = 1
+        elif self._contract.has("logit_rows") and not want_logits:
+            logit_rows = min(2, rows)
+        binding = self._bindings.get((rows, logit_rows)) or self._bind(rows, logit_rows)
+        inputs = binding.inputs
+        inputs["input_ids"][0] = tokens
+        if "position_ids" in inputs:
+            inputs["position_ids"][0] = positions
+        if "seqlens_k" in inputs:
+            inputs["seqlens_k"][...] = total - 1
+            inputs["total_sequence_length"][...] = total
+        # The shapes of these two follow the cache length.
+        if self._contract.has("attention_mask"):
+            mask = np.ones((1, total), self._contract.dtypes["attention_mask"])
+            binding.io.bind_cpu_input("attention_mask", mask)
+        if self._contract.has("attention_bias"):
+            if bias is None:
+                bias = np.zeros((1, 1, rows, total), np.float32)
+            binding.io.bind_cpu_input("attention_bias", bias)
+        self._session.run_with_iobinding(binding.io)
+        return binding.logits.astype(np.float32, copy=False)
+
+    def trim(self, length: int) -> None:
+        """Forget the slots from `length` on: the graph never reads them."""
+
+    def move(self, start: int, rows: Sequence[int]) -> None:
+        """Move slot start + rows[i] to slot start + i."""
+        source = [start + r for r in rows]
+        for array in self._arrays:
+            array[:, :, start : start + len(source)] = array[:, :, source]
+
+    def _reserve(self, length: int) -> None:
+        """Make room for `length` tokens."""
+        if length <= self._capacity:
+            return
+        old, self._capacity = self._capacity, -(-length // _BLOCK) * _BLOCK
+        self._bindings.clear()
+        from_numpy = onnxruntime().OrtValue.ortvalue_from_numpy
+        for i, t in enumerate(self._contract.cache):
+            array = np.zeros((1, t.num_heads, self._capacity, t.head_dim), t.dtype)
+            if old:  # one tensor at a time, so that growing never holds two whole caches
+                array[:, :, :old] = self._arrays[i]
+                self._arrays[i], self._values[i] = array, from_numpy(array)
+            else:
+                self._arrays.append(array)
+                self._values.append(from_numpy(array))
+
+    def _bind(self, rows: int, logit_rows: int) -> _Binding:
+        contract, from_numpy = self._contract, onnxruntime().OrtValue.ortvalue_from_numpy
+        io = self._session.io_binding()
+        inputs: dict[str, npt.NDArray[Any]] = {}
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_ids": (1, rows),
+            "position_ids": (1, rows),
+            "seqlens_k": (1,),
+            "total_sequence_length": (),
+            "logit_rows": (logit_rows,),
+        }
+        for name, shape in shapes.items():
+            if contract.has(name):
+                inputs[name] = np.zeros(shape, contract.dtypes[name])
+                io.bind_ortvalue_input(name, from_numpy(inputs[name]))
+        if "logit_rows" in inputs:
+            inputs["logit_rows"][:] = np.arange(rows - logit_rows, rows)
+        for name, value in contract.switches().items():
+            io.bind_cpu_input(name, value)
+        logits = np.empty((1, logit_rows, contract.logits_width), contract.logits_dtype)
+        io.bind_ortvalue_output("logits", from_numpy(logits))
+        for tensor, value in zip(contract.cache, self._values, strict=True):
+            io.bind_ortvalue_input(tensor.past, value)
+            io.bind_ortvalue_output(tensor.present, value)
+        binding = _Binding(io, inputs, logits[0])
+        if rows <= _REUSED_ROWS:
+            self._bindings[rows, logit_rows] = binding
+        return binding

@@ -1,0 +1,73 @@
+"""The two seams of the decode loop.
+
+Everything that verifies is a `LanguageModel`, everything that guesses is a `Proposer`. A model that
+drafts for itself implements both. Tests plug fakes into either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .datatypes import FloatArray, Proposal
+
+
+class LanguageModel(Protocol):
+    """A causal model of one sequence, with a KV cache that can be rolled back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of columns of a logits row; ids from here on are padding and never sampled."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens the cache can hold."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows one `forward` may carry; 1 means that the model cannot verify proposals."""
+        ...
+
+    @property
+    def supports_trees(self) -> bool:
+        """Whether `forward` accepts `parents` other than a chain's."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Number of tokens held in the cache."""
+        ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the cache without computing logits (prefill)."""
+        ...
+
+    def forward(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their next-token logits, shape (rows, vocab_size).
+
+        `parents[i]` is the row that row i continues, or -1 for the end of the cache; None means a
+        chain. The array is valid until the next call.
+        """
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Forget every cached token from position `length` on."""
+        ...
+
+    def keep(self, start: int, rows: Sequence[int]) -> None:
+        """Keep only these rows (ascending) of the last pass, which began at position `start`."""
+        ...
+
+
+class Proposer(Protocol):
+    """Anything that can guess what the target will say next.
+
+    A proposer is pulled, never pushed: it gets the whole committed sequence and brings its own
+    state up to date, whatever happened since (rejections, an edited prompt, a new conversation).
+    """
+
+    def propose(self, committed: Sequence[int], budget: int) -> Proposal:
+        """Propose at most `budget` tokens to follow `committed`."""
+        ...

@@ -1,0 +1,159 @@
+"""`OnnxModel`: a decoder graph and its cache behind the `LanguageModel` protocol.
+
+A pass never carries a single row, because a single row takes other kernels and so other roundings:
+rows of one pass are bit-identical for every row count from 2 to `VERIFY_ROWS`, whatever the other
+rows hold (docs/decisions.md). A lone token gets a dummy companion, whose cache slot the next pass
+overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .concat_runner import ConcatRunner
+from .datatypes import FloatArray
+from .errors import FolderError
+from .folder import TargetFolder
+from .graph_contract import discover, probe
+from .in_place_runner import InPlaceRunner
+from .ort_session import SessionConfig, open_session
+
+VERIFY_ROWS = 16
+_FILLER = 0  # token of a dummy row
+
+
+class OnnxModel:
+    """A target on onnxruntime."""
+
+    def __init__(
+        self,
+        folder: TargetFolder,
+        config: SessionConfig | None = None,
+        *,
+        tokenizer_size: int | None = None,
+    ) -> None:
+        """Open the graph of `folder`; `tokenizer_size` is used where the folder does not give its
+        vocabulary.
+
+        Raises `FolderError` for a graph that is no decoder, or whose logits are narrower than the
+        vocabulary.
+        """
+        self.folder = folder
+        self.config = config or SessionConfig()
+        session = open_session(folder.graph, self.config)
+        where = str(folder.graph)
+        contract = probe(session, discover(session, where, folder.head_dim), where)
+        self._vocab_size = folder.vocab_size or tokenizer_size or contract.logits_width
+        if self._vocab_size > contract.logits_width:
+            raise FolderError(
+                f"{folder.graph}: logits have {contract.logits_width} columns, the tokenizer has "
+                f"{self._vocab_size} tokens; the graph and the tokenizer do not belong together"
+            )
+        self._runner: InPlaceRunner | ConcatRunner = (
+            InPlaceRunner(session, contract)
+            if contract.in_place
+            else ConcatRunner(session, contract)
+        )
+        self._max_rows = VERIFY_ROWS if contract.every_row else 1
+        self._supports_trees = contract.in_place and contract.has("attention_bias")
+        self._length = 0
+        # Lets a lone token run alone: a few per cent faster, but not bit-identical to verification.
+        # Benchmarks use it as the plain loop to beat.
+        self.single_rows = not contract.every_row
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of real tokens; further columns of the graph's logits are padding and never
+        returned.
+        """
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens the cache can hold; one slot of the context is kept for a dummy row."""
+        return self.folder.context_length - 1
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one verify pass; 1 where the graph returns only its last row's logits."""
+        return self._max_rows
+
+    @property
+    def supports_trees(self) -> bool:
+        """Whether the graph takes an attention bias."""
+        return self._supports_trees
+
+    @property
+    def length(self) -> int:
+        """Number of tokens held in the cache."""
+        return self._length
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the key/value buffers."""
+        return self._runner.cache_bytes
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the cache; no more logits are computed than the graph insists on."""
+        if tokens:
+            self._append(tokens, None, want_logits=False)
+
+    def forward(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their logits, shape (rows, vocab_size), valid until the next
+        call.
+        """
+        return self._append(tokens, parents, want_logits=True)
+
+    def rollback(self, length: int) -> None:
+        """Forget every cached token from position `length` on."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"length must be in [0, {self._length}], got {length}")
+        self._length = length
+
+    def keep(self, start: int, rows: Sequence[int]) -> None:
+        """Keep only these rows (ascending) of the last pass, which began at position `start`."""
+        if list(rows) != list(range(len(rows))):
+            self._runner.move(start, rows)
+        self.rollback(start + len(rows))
+
+    def _append(
+        self, tokens: Sequence[int], parents: Sequence[int] | None, want_logits: bool
+    ) -> FloatArray:
+        count, start = len(tokens), self._length
+        if start + count > self.context_length:
+            raise ValueError(
+                f"{start + count} tokens do not fit into a context of {self.context_length}"
+            )
+        rows = max(count, 1 if self.single_rows else 2)
+        total = start + rows
+        positions = list(range(start, total))
+        bias = None
+        if parents is not None and list(parents) != list(range(-1, count - 1)):
+            depths, bias = _tree_mask(parents, start, rows)
+            positions[:count] = [start + d for d in depths]
+        padded = [*tokens, *[_FILLER] * (rows - count)]
+        logits = self._runner.run(padded, positions, total, bias, want_logits)
+        self._length = start + count
+        return logits[:count, : self._vocab_size]
+
+
+def _tree_mask(parents: Sequence[int], start: int, rows: int) -> tuple[list[int], FloatArray]:
+    """Return the depth of every row, and the bias (1, 1, rows, start + rows) that hides all but its
+    ancestors.
+    """
+    bias = np.zeros((1, 1, rows, start + rows), np.float32)
+    among = bias[0, 0, :, start:]
+    among[:] = -np.inf
+    depths: list[int] = []
+    for row, parent in enumerate(parents):
+        if not -1 <= parent < row:
+            raise ValueError(f"the parent of row {row} must come before it, got {parent}")
+        if parent >= 0:
+            among[row] = among[parent]
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        among[row, row] = 0
+    for row in range(len(parents), rows):
+        among[row, row] = 0
+    return depths, bias

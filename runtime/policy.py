@@ -1,0 +1,73 @@
+"""How much of a proposal is worth verifying.
+
+A pass over more rows costs more, and a token deep in a draft is less likely to be reached. The
+policy submits the number of nodes with the best expected tokens per second, nothing included:
+submitting nothing is plain decoding, so a proposer whose confidence is honest can never make the
+whole slower than that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from .datatypes import ROOT, Proposal, RoundTrace
+
+_OVERHEAD_MEMORY = 0.95  # of the running mean
+_TYPICAL_OVERHEAD_S = 2e-4
+
+
+class PassCosts:
+    """Seconds of one target pass, as a function of its rows."""
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        """Take measured row counts, at least one; between them costs are interpolated, beyond them
+        they grow linearly.
+        """
+        if not measured:
+            raise ValueError("measured must hold at least one row count")
+        self._rows = sorted(measured)
+        # Noise must not make a wider pass look cheaper than a narrower one.
+        self._seconds: list[float] = []
+        for rows in self._rows:
+            self._seconds.append(max([measured[rows], *self._seconds[-1:]]))
+
+    def seconds(self, rows: int) -> float:
+        """Return the cost of a pass with `rows` rows."""
+        known, costs = self._rows, self._seconds
+        i = min(max(bisect_left(known, rows), 1), len(known) - 1)
+        if len(known) == 1 or rows <= known[0]:
+            return costs[0]
+        slope = (costs[i] - costs[i - 1]) / (known[i] - known[i - 1])
+        return costs[i - 1] + slope * (rows - known[i - 1])
+
+
+class DraftPolicy:
+    """Chooses how many nodes of a proposal to submit."""
+
+    def __init__(self, costs: PassCosts | None = None) -> None:
+        """Without `costs` every proposal is submitted whole."""
+        self._costs = costs
+        self._overhead_s = _TYPICAL_OVERHEAD_S
+
+    def nodes_to_submit(self, proposal: Proposal) -> int:
+        """Return the number of leading nodes with the best expected tokens per second."""
+        if self._costs is None:
+            return len(proposal.tokens)
+        reached: list[float] = []  # probability that a node is accepted
+        expected = 1.0  # the target's own token comes for free
+        best, best_rate = 0, expected / (self._costs.seconds(1) + self._overhead_s)
+        for i, (parent, confidence) in enumerate(
+            zip(proposal.parents, proposal.confidence, strict=True)
+        ):
+            reached.append(confidence * (1.0 if parent == ROOT else reached[parent]))
+            expected += reached[i]
+            rate = expected / (self._costs.seconds(i + 2) + self._overhead_s)
+            if rate > best_rate:
+                best, best_rate = i + 1, rate
+        return best
+
+    def observe(self, trace: RoundTrace) -> None:
+        """Learn the time a round takes outside the target."""
+        spent = trace.timings.draft_s + trace.timings.other_s
+        self._overhead_s += (1 - _OVERHEAD_MEMORY) * (spent - self._overhead_s)

@@ -1,0 +1,190 @@
+"""Copying as a proposer: what followed the last time the text ended like this?
+
+The index is a suffix automaton (Blumer et al. 1985) over everything the engine has seen: prompt,
+output and earlier requests. It is built one token at a time and has at most two states per token.
+The longest ending that occurred before needs no search: it is the suffix link of the newest state.
+Each state remembers where it ended last, because the most recent continuation is the likeliest;
+only the `_REFRESHED` longest endings are brought up to date per token, since in looping text there
+are as many as tokens.
+
+How far a copy can be trusted depends on how long the matching ending is and on how deep into the
+copy one is. The lookup counts both while it runs: when the next call shows what was really
+committed, the previous proposal is scored, the part that was never submitted included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .datatypes import NOTHING, Proposal
+
+_REFRESHED = 16
+_SEPARATOR = -1  # between requests; matches no token
+_MAX_SESSION_TOKENS = 32_768  # at about 0.5 kB each
+_MATCH_BUCKETS = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    20,
+)  # lower bounds of ending lengths that share their counts
+_PRIOR_WEIGHT = 4.0
+_DECAY = 0.98  # per counted outcome: about the last fifty matter
+# Acceptance per bucket and depth (first token, second, later), measured over Spec-Bench; where
+# counting starts.
+_PRIOR = (
+    (0.10, 0.45, 0.60),
+    (0.25, 0.55, 0.70),
+    (0.40, 0.65, 0.75),
+    (0.50, 0.70, 0.80),
+    (0.60, 0.75, 0.85),
+    (0.70, 0.80, 0.90),
+    (0.80, 0.90, 0.95),
+    (0.90, 0.95, 0.97),
+)
+
+
+class _SuffixAutomaton:
+    """An online suffix automaton over integers."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._length = [0]
+        self._last_end = [0]  # one past the last token of the state's most recent occurrence
+        self._newest = 0
+        self._match = (0, 0)  # length and earlier end of the longest ending that occurred before
+
+    def append(self, token: int) -> None:
+        """Add one token; amortised constant time."""
+        self.tokens.append(token)
+        end = len(self.tokens)
+        next_, link, length = self._next, self._link, self._length
+        state = self._add_state({}, 0, length[self._newest] + 1)
+        walk = self._newest
+        while walk != -1 and token not in next_[walk]:
+            next_[walk][token] = state
+            walk = link[walk]
+        if walk != -1:
+            target = next_[walk][token]
+            if length[target] != length[walk] + 1:
+                # The endings up to this length part ways with the longer ones: split them off.
+                clone = self._add_state(dict(next_[target]), link[target], length[walk] + 1)
+                self._last_end[clone] = self._last_end[target]
+                link[target] = clone
+                while walk != -1 and next_[walk].get(token) == target:
+                    next_[walk][token] = clone
+                    walk = link[walk]
+                target = clone
+            link[state] = target
+        self._newest = state
+        matched = link[state]
+        self._match = (length[matched], self._last_end[matched])
+        for _ in range(_REFRESHED):
+            if state <= 0:
+                break
+            self._last_end[state] = end
+            state = link[state]
+
+    def longest_earlier_ending(self) -> tuple[int, int]:
+        """Return the length of the longest ending that occurred before, and one past its earlier
+        last token.
+        """
+        return self._match
+
+    def _add_state(self, transitions: dict[int, int], link: int, length: int) -> int:
+        self._next.append(transitions)
+        self._link.append(link)
+        self._length.append(length)
+        self._last_end.append(0)
+        return len(self._length) - 1
+
+
+class SuffixLookup:
+    """Proposes the continuation of the longest ending that occurred before."""
+
+    def __init__(self, max_session_tokens: int = _MAX_SESSION_TOKENS) -> None:
+        """Remember at most `max_session_tokens` tokens, at about half a kilobyte each."""
+        self._max_session_tokens = max_session_tokens
+        self._automaton = _SuffixAutomaton()
+        self._request_start = 0  # where the present request begins in the automaton's text
+        self._request_offset = 0  # how many tokens of the request lie before that
+        self._accepted = [[p * _PRIOR_WEIGHT for p in row] for row in _PRIOR]
+        self._counted = [[_PRIOR_WEIGHT] * len(row) for row in _PRIOR]
+        self._pending: tuple[int, int, tuple[int, ...]] | None = None  # position, bucket, copy
+
+    def propose(self, committed: Sequence[int], budget: int) -> Proposal:
+        """Copy up to `budget` tokens from behind the last occurrence of the longest ending."""
+        self._catch_up(committed)
+        length, end = self._automaton.longest_earlier_ending()
+        # A copy that reaches the end of the text goes on with itself: the text is in a loop of this
+        # period.
+        text = self._automaton.tokens
+        period = len(text) - end
+        copy = [text[end + i % period] for i in range(budget)] if length else []
+        if _SEPARATOR in copy:
+            copy = copy[: copy.index(_SEPARATOR)]
+        if not copy:
+            self._pending = None
+            return NOTHING
+        bucket = _bucket(length)
+        rates = [a / c for a, c in zip(self._accepted[bucket], self._counted[bucket], strict=True)]
+        confidence = [rates[min(depth, 2)] for depth in range(len(copy))]
+        self._pending = (len(committed), bucket, tuple(copy))
+        return Proposal.chain(copy, confidence, "lookup")
+
+    def forget(self) -> None:
+        """Drop every token seen so far; the acceptance counts stay, they hold no text."""
+        self._automaton = _SuffixAutomaton()
+        self._request_start = self._request_offset = 0
+        self._pending = None
+
+    def _catch_up(self, committed: Sequence[int]) -> None:
+        known = self._automaton.tokens[self._request_start :]
+        done = self._request_offset + len(known)
+        if list(committed[self._request_offset : done]) == known and done <= len(committed):
+            self._score(committed)
+            new = committed[done:]
+        else:
+            self._pending = None
+            new = self._start_request(committed)
+        for token in new:
+            self._automaton.append(token)
+
+    def _start_request(self, committed: Sequence[int]) -> Sequence[int]:
+        """Begin a new text behind a separator; return the part of it that is worth indexing."""
+        if len(self._automaton.tokens) + len(committed) > self._max_session_tokens:
+            kept = self._automaton.tokens[-self._max_session_tokens // 2 :]
+            self._automaton = _SuffixAutomaton()
+            for token in kept:
+                self._automaton.append(token)
+        if self._automaton.tokens:
+            self._automaton.append(_SEPARATOR)
+        self._request_start = len(self._automaton.tokens)
+        self._request_offset = max(0, len(committed) - self._max_session_tokens)
+        return committed[self._request_offset :]
+
+    def _score(self, committed: Sequence[int]) -> None:
+        """Compare the previous copy with what was committed after it, as far as that is known."""
+        if self._pending is None:
+            return
+        position, bucket, copy = self._pending
+        self._pending = None
+        accepted, counted = self._accepted[bucket], self._counted[bucket]
+        for depth, (guess, truth) in enumerate(zip(copy, committed[position:], strict=False)):
+            column = min(depth, 2)
+            accepted[column] = accepted[column] * _DECAY + (guess == truth)
+            counted[column] = counted[column] * _DECAY + 1
+            if guess != truth:
+                break
+
+
+def _bucket(length: int) -> int:
+    for i, bound in enumerate(_MATCH_BUCKETS):
+        if length < bound:
+            return i - 1
+    return len(_MATCH_BUCKETS) - 1
