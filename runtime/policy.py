@@ -45,10 +45,12 @@ class PassCosts:
 class DraftPolicy:
     """Chooses how many nodes of a proposal to submit."""
 
-    def __init__(self, costs: PassCosts | None = None) -> None:
-        """Without `costs` every proposal is submitted whole."""
+    def __init__(
+        self, costs: PassCosts | None = None, overhead_s: float = _TYPICAL_OVERHEAD_S
+    ) -> None:
+        """Without `costs` every proposal is submitted whole; `overhead_s` is where learning starts."""
         self._costs = costs
-        self._overhead_s = _TYPICAL_OVERHEAD_S
+        self._overhead_s = overhead_s
 
     def nodes_to_submit(self, proposal: Proposal) -> int:
         """Return the number of leading nodes with the best expected tokens per second."""

@@ -21,7 +21,7 @@ from .datatypes import NOTHING, Proposal
 _REFRESHED = 16
 _SEPARATOR = -1  # between requests; matches no token
 _MAX_SESSION_TOKENS = 32_768  # at about 0.5 kB each
-_MATCH_BUCKETS = (
+MATCH_BUCKETS = (
     1,
     2,
     3,
@@ -31,19 +31,19 @@ _MATCH_BUCKETS = (
     12,
     20,
 )  # lower bounds of ending lengths that share their counts
-_PRIOR_WEIGHT = 4.0
+_PRIOR_WEIGHT = 8.0
 _DECAY = 0.98  # per counted outcome: about the last fifty matter
-# Acceptance per bucket and depth (first token, second, later), measured over Spec-Bench; where
-# counting starts.
+# Where counting starts: acceptance of the first, second and later tokens of a copy, by bucket, in
+# SmolLM2's answers to training prompts (benchmarks/lookup_prior.py).
 _PRIOR = (
-    (0.10, 0.45, 0.60),
-    (0.25, 0.55, 0.70),
-    (0.40, 0.65, 0.75),
-    (0.50, 0.70, 0.80),
-    (0.60, 0.75, 0.85),
-    (0.70, 0.80, 0.90),
-    (0.80, 0.90, 0.95),
-    (0.90, 0.95, 0.97),
+    (0.26, 0.59, 0.74),
+    (0.55, 0.65, 0.79),
+    (0.64, 0.71, 0.81),
+    (0.72, 0.75, 0.84),
+    (0.77, 0.80, 0.87),
+    (0.81, 0.84, 0.91),
+    (0.90, 0.91, 0.94),
+    (0.98, 0.98, 0.99),
 )
 
 
@@ -116,11 +116,13 @@ class SuffixLookup:
         self._accepted = [[p * _PRIOR_WEIGHT for p in row] for row in _PRIOR]
         self._counted = [[_PRIOR_WEIGHT] * len(row) for row in _PRIOR]
         self._pending: tuple[int, int, tuple[int, ...]] | None = None  # position, bucket, copy
+        self.match_length = 0  # of the ending behind the last proposal
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         """Copy up to `budget` tokens from behind the last occurrence of the longest ending."""
         self._catch_up(committed)
         length, end = self._automaton.longest_earlier_ending()
+        self.match_length = length
         # A copy that reaches the end of the text goes on with itself: the text is in a loop of this
         # period.
         text = self._automaton.tokens
@@ -131,7 +133,7 @@ class SuffixLookup:
         if not copy:
             self._pending = None
             return NOTHING
-        bucket = _bucket(length)
+        bucket = match_bucket(length)
         rates = [a / c for a, c in zip(self._accepted[bucket], self._counted[bucket], strict=True)]
         confidence = [rates[min(depth, 2)] for depth in range(len(copy))]
         self._pending = (len(committed), bucket, tuple(copy))
@@ -183,8 +185,9 @@ class SuffixLookup:
                 break
 
 
-def _bucket(length: int) -> int:
-    for i, bound in enumerate(_MATCH_BUCKETS):
+def match_bucket(length: int) -> int:
+    """Return the index of the bucket that endings of this length share."""
+    for i, bound in enumerate(MATCH_BUCKETS):
         if length < bound:
             return i - 1
-    return len(_MATCH_BUCKETS) - 1
+    return len(MATCH_BUCKETS) - 1
