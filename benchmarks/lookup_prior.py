@@ -1,7 +1,6 @@
-"""Measure how often a copied token is right, by length of the matching ending and depth of the copy.
+"""Measure how often a copied token is right, by length of the ending and depth of the copy.
 
-    python benchmarks/lookup_prior.py --tokenizer TARGET/tokenizer.json --template TARGET/chat_template.jinja \
-        --data ../shared/data [--rows 100]
+    python benchmarks/lookup_prior.py --target DIR --data ../shared/data [--rows 100]
 
 Replays answers that the target gave to training prompts and prints the table that
 `runtime/suffix_lookup.py` starts its counts from (`_PRIOR`), and the tokens per pass of each set.
@@ -15,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgedraft.runtime import SuffixLookup
+from edgedraft.runtime import SuffixLookup, open_target_folder
 from edgedraft.runtime.chat_template import render_chat
 from edgedraft.runtime.engine import load_tokenizer
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
@@ -40,9 +39,7 @@ def prompts(data: Path) -> dict[str, list[str]]:
     return {
         "gsm8k_train": [str(r["question"]) for r in rows("gsm8k_train.jsonl")],
         "mbpp": [
-            str(r["text"])
-            for r in rows("mbpp.jsonl")
-            if not 10 < int(str(r["task_id"])) <= 510
+            str(r["text"]) for r in rows("mbpp.jsonl") if not 10 < int(str(r["task_id"])) <= 510
         ],
         "llms_from_scratch": [
             with_input(r["instruction"], r["input"])
@@ -62,13 +59,12 @@ def prompts(data: Path) -> dict[str, list[str]]:
 def main() -> None:
     """Run the measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--template", type=Path, required=True)
+    parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=100, help="answers per set")
     args = parser.parse_args()
-    tokenizer = load_tokenizer(args.tokenizer)
-    template = args.template.read_text(encoding="utf-8")
+    folder = open_target_folder(args.target)
+    tokenizer = load_tokenizer(folder.tokenizer)
     asked = prompts(args.data)
     right: dict[tuple[int, int], int] = defaultdict(int)
     seen: dict[tuple[int, int], int] = defaultdict(int)
@@ -85,7 +81,8 @@ def main() -> None:
         if taken[answer["set"]] == args.rows:
             continue
         taken[answer["set"]] += 1
-        text = render_chat(template, [{"role": "user", "content": asked[answer["set"]][answer["row"]]}])
+        question = [{"role": "user", "content": asked[answer["set"]][answer["row"]]}]
+        text = render_chat(folder.chat_template or "", question)
         prompt = tokenizer.encode(text, add_special_tokens=False).ids
         whole = [*prompt, *answer["response_ids"]]
 
@@ -118,11 +115,13 @@ def main() -> None:
     for i, bound in enumerate(MATCH_BUCKETS):
         rates = [right[i, d] / seen[i, d] if seen[i, d] else float("nan") for d in range(3)]
         counts = [seen[i, d] for d in range(3)]
-        print(f"ending >= {bound:2}: " + "  ".join(f"{r:.2f} ({n})" for r, n in zip(rates, counts, strict=True)))
-    for name in emitted:
         print(
-            f"{name}: {emitted[name] / passes[name]:.2f} tokens per pass, about {emitted[name] / cost[name]:.2f}x"
+            f"ending >= {bound:2}: "
+            + "  ".join(f"{r:.2f} ({n})" for r, n in zip(rates, counts, strict=True))
         )
+    for name in emitted:
+        per_pass, speedup = emitted[name] / passes[name], emitted[name] / cost[name]
+        print(f"{name}: {per_pass:.2f} tokens per pass, about {speedup:.2f}x")
 
 
 if __name__ == "__main__":

@@ -94,14 +94,16 @@ class Engine:
         folder: str | Path | TargetFolder,
         *,
         drafter: str = "lookup",
+        tree: bool = False,
         session: SessionConfig | None = None,
         state_dir: Path | None = None,
     ) -> Engine:
         """Open a target folder.
 
-        `drafter` is "lookup" or "none". The costs of this device are measured at the first opening
-        and remembered in `state_dir`. Raises `FolderError` for a folder that cannot be used,
-        `ProviderError` for an unknown execution provider.
+        `drafter` is "lookup" or "none". `tree` lets it propose several continuations at once: exact
+        over an fp32 graph with an attention bias, up to the last bit of a logit. The costs of this
+        device are measured at the first opening and remembered in `state_dir`. Raises `FolderError`
+        for a folder that cannot be used, `ProviderError` for an unknown execution provider.
         """
         if drafter not in ("lookup", "none"):
             raise ValueError(f"drafter must be 'lookup' or 'none', got {drafter!r}")
@@ -110,6 +112,11 @@ class Engine:
         target = OnnxModel(
             target_folder, session, tokenizer_size=tokenizer.get_vocab_size(with_added_tokens=True)
         )
+        if tree and not (target.supports_trees and target_folder.precision == "fp32"):
+            raise ValueError(
+                f"tree needs an fp32 graph with an attention bias, {target_folder.graph} is "
+                f"{target_folder.precision}: one bit of rounding can change a token there"
+            )
         if drafter == "none":
             return cls(target, tokenizer, None)
         state = DeviceState(state_dir or default_state_dir(), target_folder.fingerprint)
@@ -118,7 +125,7 @@ class Engine:
         except StateError as error:
             _log.warning("%s", error)
             plan = measure_plan(target)
-        return cls(target, tokenizer, SuffixLookup(), plan)
+        return cls(target, tokenizer, SuffixLookup(tree=tree), plan)
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """Return the prompt's token ids.

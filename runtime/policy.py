@@ -48,7 +48,7 @@ class DraftPolicy:
     def __init__(
         self, costs: PassCosts | None = None, overhead_s: float = _TYPICAL_OVERHEAD_S
     ) -> None:
-        """Without `costs` every proposal is submitted whole; `overhead_s` is where learning starts."""
+        """Without `costs` every proposal is submitted whole; `overhead_s` is a first guess."""
         self._costs = costs
         self._overhead_s = overhead_s
 

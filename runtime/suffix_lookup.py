@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .datatypes import NOTHING, Proposal
+from .datatypes import NOTHING, ROOT, Proposal
 
 _REFRESHED = 16
 _SEPARATOR = -1  # between requests; matches no token
@@ -57,7 +57,9 @@ class _SuffixAutomaton:
         self._length = [0]
         self._last_end = [0]  # one past the last token of the state's most recent occurrence
         self._newest = 0
-        self._match = (0, 0)  # length and earlier end of the longest ending that occurred before
+        # Length and one past the last token of earlier occurrences of the text's endings, longest
+        # first.
+        self.endings: list[tuple[int, int]] = []
 
     def append(self, token: int) -> None:
         """Add one token; amortised constant time."""
@@ -82,19 +84,14 @@ class _SuffixAutomaton:
                 target = clone
             link[state] = target
         self._newest = state
-        matched = link[state]
-        self._match = (length[matched], self._last_end[matched])
+        self.endings = []
         for _ in range(_REFRESHED):
             if state <= 0:
                 break
+            if self._last_end[state]:
+                self.endings.append((length[state], self._last_end[state]))
             self._last_end[state] = end
             state = link[state]
-
-    def longest_earlier_ending(self) -> tuple[int, int]:
-        """Return the length of the longest ending that occurred before, and one past its earlier
-        last token.
-        """
-        return self._match
 
     def _add_state(self, transitions: dict[int, int], link: int, length: int) -> int:
         self._next.append(transitions)
@@ -107,37 +104,61 @@ class _SuffixAutomaton:
 class SuffixLookup:
     """Proposes the continuation of the longest ending that occurred before."""
 
-    def __init__(self, max_session_tokens: int = _MAX_SESSION_TOKENS) -> None:
-        """Remember at most `max_session_tokens` tokens, at about half a kilobyte each."""
+    def __init__(
+        self, *, tree: bool = False, max_session_tokens: int = _MAX_SESSION_TOKENS
+    ) -> None:
+        """Remember at most `max_session_tokens` tokens, at about half a kilobyte each.
+
+        With `tree`, shorter endings that went on differently are proposed beside the longest one's
+        continuation; verifying them is exact, but not bit-identical to plain decoding
+        (docs/decisions.md, "Chains by default").
+        """
+        self._tree = tree
         self._max_session_tokens = max_session_tokens
         self._automaton = _SuffixAutomaton()
         self._request_start = 0  # where the present request begins in the automaton's text
         self._request_offset = 0  # how many tokens of the request lie before that
         self._accepted = [[p * _PRIOR_WEIGHT for p in row] for row in _PRIOR]
         self._counted = [[_PRIOR_WEIGHT] * len(row) for row in _PRIOR]
-        self._pending: tuple[int, int, tuple[int, ...]] | None = None  # position, bucket, copy
-        self.match_length = 0  # of the ending behind the last proposal
+        self._pending: tuple[int, int, list[int]] | None = None  # position, bucket, copy
+
+    @property
+    def match_length(self) -> int:
+        """Length of the longest ending that occurred before the last proposal."""
+        return max((length for length, _ in self._automaton.endings), default=0)
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         """Copy up to `budget` tokens from behind the last occurrence of the longest ending."""
         self._catch_up(committed)
-        length, end = self._automaton.longest_earlier_ending()
-        self.match_length = length
-        # A copy that reaches the end of the text goes on with itself: the text is in a loop of this
-        # period.
-        text = self._automaton.tokens
-        period = len(text) - end
-        copy = [text[end + i % period] for i in range(budget)] if length else []
-        if _SEPARATOR in copy:
-            copy = copy[: copy.index(_SEPARATOR)]
-        if not copy:
+        copies: dict[int, tuple[list[int], list[float]]] = {}  # by first token
+        for length, end in self._automaton.endings:
+            copy = self._copy(end, budget)
+            if copy and copy[0] not in copies:
+                bucket = match_bucket(length)
+                if not copies:
+                    self._pending = (len(committed), bucket, copy)
+                copies[copy[0]] = (copy, self._confidence(bucket, len(copy)))
+            if copies and not self._tree:
+                break
+        if not copies:
             self._pending = None
             return NOTHING
-        bucket = match_bucket(length)
+        if len(copies) == 1:
+            ((tokens, confidence),) = copies.values()
+            return Proposal.chain(tokens, confidence, "lookup")
+        return _tree(list(copies.values()), budget)
+
+    def _copy(self, end: int, budget: int) -> list[int]:
+        """Return what stands behind `end`, up to the end of its request."""
+        # A copy that reaches the end of the text goes on with itself: the text is in a loop.
+        text = self._automaton.tokens
+        period = len(text) - end
+        copy = [text[end + i % period] for i in range(budget)]
+        return copy[: copy.index(_SEPARATOR)] if _SEPARATOR in copy else copy
+
+    def _confidence(self, bucket: int, depth: int) -> list[float]:
         rates = [a / c for a, c in zip(self._accepted[bucket], self._counted[bucket], strict=True)]
-        confidence = [rates[min(depth, 2)] for depth in range(len(copy))]
-        self._pending = (len(committed), bucket, tuple(copy))
-        return Proposal.chain(copy, confidence, "lookup")
+        return [rates[min(i, 2)] for i in range(depth)]
 
     def forget(self) -> None:
         """Drop every token seen so far; the acceptance counts stay, they hold no text."""
@@ -183,6 +204,29 @@ class SuffixLookup:
             counted[column] = counted[column] * _DECAY + 1
             if guess != truth:
                 break
+
+
+def _tree(copies: Sequence[tuple[list[int], list[float]]], budget: int) -> Proposal:
+    """Join copies that begin differently, likeliest nodes first."""
+    nodes: list[tuple[float, int, int, float]] = []  # -reached, copy, depth, confidence
+    left = 1.0  # probability that no earlier copy's first token is right
+    for which, (tokens, confidence) in enumerate(copies):
+        first = left * confidence[0]
+        left -= first
+        reached = 1.0
+        for depth in range(len(tokens)):
+            given_parent = confidence[depth] if depth else first
+            reached *= given_parent
+            nodes.append((-reached, which, depth, given_parent))
+    # A child is never likelier than its parent, and comes after it where they are equal.
+    nodes = sorted(nodes)[:budget]
+    index = {(which, depth): i for i, (_, which, depth, _) in enumerate(nodes)}
+    return Proposal(
+        tokens=tuple(copies[which][0][depth] for _, which, depth, _ in nodes),
+        parents=tuple(index[which, depth - 1] if depth else ROOT for _, which, depth, _ in nodes),
+        confidence=tuple(c for *_, c in nodes),
+        origin="lookup",
+    )
 
 
 def match_bucket(length: int) -> int:

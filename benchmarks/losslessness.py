@@ -1,0 +1,113 @@
+"""Compare speculative with plain decoding, token by token and logit by logit, on a real model.
+
+    python benchmarks/losslessness.py --target DIR --data ../shared/data --json FILE \
+        [--prompts-per-set 60] [--max-tokens 128] [--sampled]
+
+Every emitted token and every logits row that a token came from are compared with `==`. Results
+are written after every prompt; a second call goes on where the first was stopped. This times
+nothing, so other work on the machine does not matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgedraft.runtime import DecodeConfig, Engine, SamplingConfig
+from edgedraft.runtime.prompt_files import load_prompts
+from edgedraft.runtime.provenance import describe_run
+from edgedraft.runtime.state import write_atomic
+
+_SETS = ("gsm8k_test", "humaneval", "spec_bench_question", "scitldr_a_test")
+
+
+def decode(engine: Engine, ids: list[int], config: DecodeConfig) -> tuple[list[int], Any, int]:
+    """Return the tokens, their logits rows (tokens, vocab) and the number of target passes."""
+    engine.forget()
+    tokens: list[int] = []
+    rows = []
+    passes = 0
+    for trace in engine.decoder.rounds(ids, config):
+        tokens += trace.emitted
+        rows.append(trace.logits.copy())  # the array is reused by the next round
+        passes += 1
+    return tokens, np.concatenate(rows), passes
+
+
+def compare(engine: Engine, content: Any, config: DecodeConfig) -> dict[str, Any]:
+    """Decode one prompt plainly and speculatively."""
+    ids = engine.encode(content)
+    plain, plain_rows, _ = decode(engine, ids, replace(config, max_draft_tokens=0))
+    tokens, rows, passes = decode(engine, ids, config)
+    count = min(len(plain), len(tokens))
+    return {
+        "tokens": len(plain),
+        "passes": passes,
+        "identical_tokens": tokens == plain,
+        "rows": count,
+        "identical_rows": int((rows[:count] == plain_rows[:count]).all(axis=1).sum()),
+    }
+
+
+def spread(prompts: list[Any], count: int) -> list[Any]:
+    """Take `count` prompts evenly, so that a file sorted by category is covered."""
+    return [prompts[i * len(prompts) // count] for i in range(min(count, len(prompts)))]
+
+
+def main() -> int:
+    """Run the comparison; exit status 1 when anything differed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--prompts-per-set", type=int, default=60)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument(
+        "--sampled", action="store_true", help="coupled, temperature 0.8, top-p 0.95"
+    )
+    args = parser.parse_args()
+    sampling = (
+        SamplingConfig(temperature=0.8, top_p=0.95, seed=7) if args.sampled else SamplingConfig()
+    )
+    config = DecodeConfig(max_tokens=args.max_tokens, sampling=sampling)
+    engine = Engine.open(args.target)
+    results: dict[str, Any] = {"prompts": {}}
+    if args.json.is_file():
+        results = json.loads(args.json.read_text(encoding="utf-8"))
+    for name in _SETS:
+        for prompt in spread(
+            load_prompts([str(args.data / f"{name}.jsonl")]), args.prompts_per_set
+        ):
+            if prompt.id in results["prompts"]:
+                continue
+            outcome = compare(engine, prompt.content, config)
+            results["prompts"][prompt.id] = {"set": name, **outcome}
+            done = results["prompts"].values()
+            results["summary"] = {
+                "prompts": len(done),
+                "identical_outputs": sum(p["identical_tokens"] for p in done),
+                "rows": sum(p["rows"] for p in done),
+                "identical_rows": sum(p["identical_rows"] for p in done),
+                "tokens_per_pass": sum(p["tokens"] for p in done) / sum(p["passes"] for p in done),
+            }
+            results["provenance"] = describe_run(
+                engine.target.folder, engine.target.config, sampling.seed
+            )
+            write_atomic(args.json, json.dumps(results, indent=1).encode())
+            print(prompt.id, results["summary"], file=sys.stderr, flush=True)
+    summary = results["summary"]
+    same = (
+        summary["identical_outputs"] == summary["prompts"]
+        and summary["identical_rows"] == summary["rows"]
+    )
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""From prompt results to the benchmark's JSON document.
+
+Ratios of times are means, medians and percentiles over prompts; ratios of counts are taken from the
+counts added up, so that a long answer weighs more than a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from .bench import ONE_ROW, PLAIN, SPECULATIVE, TWO_ROWS, PromptResult, Skipped
+from .stats import RunStats
+
+
+def group_by_class(results: Iterable[PromptResult]) -> dict[str, list[PromptResult]]:
+    """Return results by class, in order of first appearance."""
+    classes: dict[str, list[PromptResult]] = {}
+    for result in results:
+        classes.setdefault(result.prompt.class_name, []).append(result)
+    return classes
+
+
+def summarize(results: Sequence[PromptResult]) -> dict[str, Any]:
+    """Return the figures of a class, or of all prompts together."""
+    stats = sum((r.stats for r in results), RunStats())
+    rounds = max(stats.rounds, 1)
+    ended = [r.reference.finish_reason == "stop" for r in results]
+    differing = [r.prompt.id for r in results if not r.identical]
+    losses = sorted((r for r in results if r.speedup < 1), key=lambda r: r.speedup)
+    outside_s = sum(r.speculative_s for r in results) - stats.forward_s
+    return {
+        **_ratios(results),
+        "identical_outputs": not differing,
+        "identical_prompts": len(results) - len(differing),
+        "differing_prompts": differing,
+        "emitted_tokens": sum(len(r.reference.token_ids) for r in results),
+        "plain_tokens_per_second": _tokens_per_second(results, PLAIN),
+        "plain_two_rows_tokens_per_second": _tokens_per_second(results, (TWO_ROWS,)),
+        "plain_one_row_tokens_per_second": _tokens_per_second(results, (ONE_ROW,)),
+        "speculative_tokens_per_second": _tokens_per_second(results, (SPECULATIVE,)),
+        "proposed_per_round": stats.proposed / rounds,
+        "draft_ms_per_round": 1e3 * stats.draft_s / rounds,
+        "verify_ms_per_round": 1e3 * stats.forward_s / rounds,
+        # All time outside the target's pass, by the clock: drafting, verification, text.
+        "overhead_ms_per_round": 1e3 * outside_s / rounds,
+        "prefill_s": median([r.prefill_s for p in results for r in p.runs[SPECULATIVE]] or [0.0]),
+        "losses": [{"prompt": r.prompt.id, "speedup": r.speedup} for r in losses],
+        "finished": _ratios([r for r, stop in zip(results, ended, strict=True) if stop]),
+        "unfinished": _ratios([r for r, stop in zip(results, ended, strict=True) if not stop]),
+    }
+
+
+def compare_peers(results: Sequence[PromptResult], peers: Iterable[str]) -> dict[str, Any]:
+    """Return, for every peer, its speed and ours over it: medians over the paired prompts."""
+    out: dict[str, Any] = {}
+    for peer in peers:
+        out[peer] = {
+            "tokens_per_second": 1 / median(r.token_s(peer) for r in results),
+            "our_plain_tokens_per_second": 1 / median(r.plain_token_s for r in results),
+            "our_plain_over_peer": median(r.token_s(peer) / r.plain_token_s for r in results),
+            "our_speculative_over_peer": median(
+                r.token_s(peer) / r.token_s(SPECULATIVE) for r in results
+            ),
+            # Another engine's kernels may round differently: this many answers were the same.
+            "same_answers": sum(
+                run.token_ids == r.reference.token_ids for r in results for run in r.runs[peer][:1]
+            ),
+        }
+    return out
+
+
+def report(
+    results: Sequence[PromptResult],
+    skipped: Sequence[Skipped],
+    peers: Iterable[str],
+    machine: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the whole JSON document; `machine` holds what was measured besides the prompts."""
+    overall = summarize(results)
+    compared = compare_peers(results, peers) if results else {}
+    if compared:
+        overall["peers"] = compared
+    if "genai" in compared:
+        overall["plain_vs_genai"] = compared["genai"]["our_plain_over_peer"]
+        overall["genai_tokens_per_second"] = compared["genai"]["tokens_per_second"]
+    return {
+        "classes": {name: summarize(group) for name, group in group_by_class(results).items()},
+        "overall": overall,
+        **machine,
+        "prompts": [_row(r) for r in results],
+        "skipped": [{"prompt": s.prompt.id, "reason": s.reason} for s in skipped],
+    }
+
+
+def _ratios(results: Sequence[PromptResult]) -> dict[str, Any]:
+    """Return the figures that do not depend on how fast the machine is; None without prompts."""
+    stats = sum((r.stats for r in results), RunStats())
+    speedups = [r.speedup for r in results]
+    some = bool(results)
+    return {
+        "prompts": len(results),
+        "speedup_mean": fmean(speedups) if some else None,
+        "speedup_median": median(speedups) if some else None,
+        "speedup_p10": float(np.percentile(speedups, 10)) if some else None,
+        "speedup_p90": float(np.percentile(speedups, 90)) if some else None,
+        "end_to_end_speedup_mean": (fmean(r.end_to_end_speedup for r in results) if some else None),
+        "tokens_per_pass": stats.tokens_per_pass if some else None,
+        "acceptance_rate": stats.acceptance_rate if some else None,
+    }
+
+
+def _tokens_per_second(results: Sequence[PromptResult], kinds: Sequence[str]) -> float | None:
+    """Return tokens over seconds of all prompts, each by the fastest of the given kinds."""
+    seconds = [
+        (len(r.reference.token_ids), min(r.token_s(kind) for kind in kinds)) for r in results
+    ]
+    total = sum(tokens * token_s for tokens, token_s in seconds)
+    return sum(tokens for tokens, _ in seconds) / total if total else None
+
+
+def _row(result: PromptResult) -> dict[str, Any]:
+    reference = result.reference
+    return {
+        "id": result.prompt.id,
+        "class": result.prompt.class_name,
+        "prompt_tokens": result.prompt_tokens,
+        "tokens": len(reference.token_ids),
+        "finish_reason": reference.finish_reason,
+        "speedup": result.speedup,
+        "end_to_end_speedup": result.end_to_end_speedup,
+        "tokens_per_pass": result.stats.tokens_per_pass,
+        "acceptance_rate": result.stats.acceptance_rate,
+        "identical": result.identical,
+        "seconds_per_token": {kind: result.token_s(kind) for kind in result.runs},
+        "prefill_s": {
+            kind: median(r.prefill_s for r in runs) for kind, runs in result.runs.items()
+        },
+        "decode_s": {kind: [r.decode_s for r in runs] for kind, runs in result.runs.items()},
+    }

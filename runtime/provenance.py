@@ -1,0 +1,83 @@
+"""What a result depends on besides the code under test, so that it can be repeated."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .folder import TargetFolder
+from .ort_session import SessionConfig
+from .plan import cpu_name
+
+_PACKAGES = (
+    "edgedraft",
+    "numpy",
+    "onnxruntime",
+    "tokenizers",
+    "onnxruntime-genai",
+    "transformers",
+    "torch",
+)
+
+
+def describe_run(folder: TargetFolder, session: SessionConfig, seed: int) -> dict[str, Any]:
+    """Return command line, code, versions, machine and model as a JSON object."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_revision": git_revision(Path(__file__).parent),
+        "python": platform.python_version(),
+        "packages": {name: v for name in _PACKAGES if (v := _version(name)) is not None},
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "threads": session.num_threads,
+        "providers": list(session.providers),
+        "load_average": load_average(),
+        "target": {
+            "name": folder.name,
+            "exporter": folder.exporter,
+            "precision": folder.precision,
+            "fingerprint": folder.fingerprint,
+        },
+        "seed": seed,
+    }
+
+
+def git_revision(folder: Path) -> str | None:
+    """Return the commit of a source checkout, with "+changes" when files differ from it."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(folder, "status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def load_average() -> list[float] | None:
+    """Return how many processes wanted a core over 1, 5 and 15 minutes: a hint of how quiet the
+    machine was, this process counted in.
+    """
+    try:
+        return [round(value, 2) for value in os.getloadavg()]
+    except OSError:
+        return None
+
+
+def _git(folder: Path, *command: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
