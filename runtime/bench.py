@@ -126,13 +126,8 @@ def run_bench(
 ) -> Iterator[PromptResult | Skipped]:
     """Answer every prompt with every kind of run, yielding one result per prompt.
 
-    The first `warm_up` prompts are answered briefly beforehand. Raises `ValueError` for counts
-    below their minimum.
+    The first `warm_up` prompts are answered briefly beforehand.
     """
-    if trials < 1:
-        raise ValueError(f"trials must be >= 1, got {trials}")
-    if warm_up < 0:
-        raise ValueError(f"warm_up must be >= 0, got {warm_up}")
     runners = {**_own_runners(engine), **(peers or {})}
     brief = replace(config, max_tokens=min(config.max_tokens, _WARM_UP_TOKENS))
     for prompt in prompts[:warm_up]:
@@ -189,14 +184,19 @@ def _own_runners(engine: Engine) -> dict[str, Runner]:
 
 def _run(engine: Engine, ids: Sequence[int], config: DecodeConfig) -> Run:
     engine.forget()
+    tokens: list[int] = []
+    finish: FinishReason | None = None
     started = perf_counter()
-    answer = engine.generate(ids, config)
+    for piece in engine.stream(ids, config):
+        if piece.trace:
+            tokens.extend(piece.trace.emitted)
+        finish = piece.finish_reason
     elapsed = perf_counter() - started
     return Run(
-        answer.token_ids,
-        prefill_s=answer.stats.prefill_s,
-        decode_s=elapsed - answer.stats.prefill_s,
-        timed_tokens=len(answer.token_ids),
-        finish_reason=answer.finish_reason,
-        stats=answer.stats,
+        tuple(tokens),
+        prefill_s=engine.stats.prefill_s,
+        decode_s=elapsed - engine.stats.prefill_s,
+        timed_tokens=len(tokens),
+        finish_reason=finish,
+        stats=engine.stats,
     )

@@ -54,21 +54,27 @@ def summarize(results: Sequence[PromptResult]) -> dict[str, Any]:
     }
 
 
-def compare_peers(results: Sequence[PromptResult], peers: Iterable[str]) -> dict[str, Any]:
-    """Return, for every peer, its speed and ours over it: medians over the paired prompts."""
+def compare_peers(
+    results: Sequence[PromptResult], peers: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return every peer's facts, its speed, and ours over it: medians over the paired prompts."""
     out: dict[str, Any] = {}
-    for peer in peers:
+    for peer, facts in peers.items():
+        # An answer of one token comes with the prefill: there is no decoding to compare.
+        timed = [r for r in results if all(run.timed_tokens for run in r.runs[peer])]
+        if not timed:
+            continue
         out[peer] = {
-            "tokens_per_second": 1 / median(r.token_s(peer) for r in results),
-            "our_plain_tokens_per_second": 1 / median(r.plain_token_s for r in results),
-            "our_plain_over_peer": median(r.token_s(peer) / r.plain_token_s for r in results),
+            **facts,
+            "prompts": len(timed),
+            "tokens_per_second": _tokens_per_second(timed, (peer,)),
+            "our_plain_tokens_per_second": _tokens_per_second(timed, PLAIN),
+            "our_plain_over_peer": median(r.token_s(peer) / r.plain_token_s for r in timed),
             "our_speculative_over_peer": median(
-                r.token_s(peer) / r.token_s(SPECULATIVE) for r in results
+                r.token_s(peer) / r.token_s(SPECULATIVE) for r in timed
             ),
             # Another engine's kernels may round differently: this many answers were the same.
-            "same_answers": sum(
-                run.token_ids == r.reference.token_ids for r in results for run in r.runs[peer][:1]
-            ),
+            "same_answers": sum(r.runs[peer][0].token_ids == r.reference.token_ids for r in timed),
         }
     return out
 
@@ -76,12 +82,11 @@ def compare_peers(results: Sequence[PromptResult], peers: Iterable[str]) -> dict
 def report(
     results: Sequence[PromptResult],
     skipped: Sequence[Skipped],
-    peers: Iterable[str],
-    machine: Mapping[str, Any],
+    peers: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the whole JSON document; `machine` holds what was measured besides the prompts."""
+    """Return what the runs tell, as a JSON object; `peers` has the facts of every other engine."""
     overall = summarize(results)
-    compared = compare_peers(results, peers) if results else {}
+    compared = compare_peers(results, peers)
     if compared:
         overall["peers"] = compared
     if "genai" in compared:
@@ -90,7 +95,6 @@ def report(
     return {
         "classes": {name: summarize(group) for name, group in group_by_class(results).items()},
         "overall": overall,
-        **machine,
         "prompts": [_row(r) for r in results],
         "skipped": [{"prompt": s.prompt.id, "reason": s.reason} for s in skipped],
     }

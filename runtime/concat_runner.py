@@ -40,7 +40,10 @@ class ConcatRunner:
         bias: FloatArray | None,
         want_logits: bool,
     ) -> FloatArray:
-        """Append the tokens so that the cache holds `total`; return logits, shape (rows, width)."""
+        """Append the tokens so that the cache holds `total`; return logits, shape (rows, width).
+
+        Without `want_logits` only the last two rows are computed where the graph allows a choice.
+        """
         assert bias is None, "a tree needs a graph with an attention bias"
         dtypes = self._contract.dtypes
         self.trim(total - len(tokens))
@@ -49,6 +52,9 @@ class ConcatRunner:
         feeds["attention_mask"] = np.ones((1, total), dtypes["attention_mask"])
         if self._contract.has("position_ids"):
             feeds["position_ids"] = np.array([positions], dtypes["position_ids"])
+        if self._contract.has("logit_rows"):
+            first = 0 if want_logits else max(len(tokens) - 2, 0)
+            feeds["logit_rows"] = np.arange(first, len(tokens), dtype=dtypes["logit_rows"])
         feeds.update(self._contract.switches())
         logits, *self._arrays = self._session.run(self._outputs, feeds)
         return np.asarray(logits[0], dtype=np.float32)

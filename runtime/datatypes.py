@@ -49,6 +49,18 @@ class Proposal:
                 return i
         return None
 
+    def first_path(self) -> Proposal:
+        """Return the chain of first children, for a model that cannot verify siblings."""
+        path: list[int] = []
+        node = ROOT
+        for i, parent in enumerate(self.parents):
+            if parent == node:
+                path.append(i)
+                node = i
+        return Proposal.chain(
+            [self.tokens[i] for i in path], [self.confidence[i] for i in path], self.origin
+        )
+
     def head(self, count: int) -> Proposal:
         """Return the first `count` nodes; topological order keeps them a tree."""
         if count >= len(self.tokens):

@@ -71,6 +71,7 @@ class SpeculativeDecoder:
         """
         self._cancelled.clear()
         committed = list(prompt)
+        self._check(committed)
         sampler = Sampler(config.sampling, prompt, self._target.vocab_size)
         self._prefill(committed)
         remaining = config.max_tokens
@@ -80,6 +81,7 @@ class SpeculativeDecoder:
             proposal = self._propose(committed, remaining, config.max_draft_tokens)
             drafted = perf_counter()
             base = self._target.length
+            assert base == len(committed) - 1, "the cache trails the committed tokens by one"
             parents = None if proposal.is_chain else [-1, *(p + 1 for p in proposal.parents)]
             logits = self._target.forward([committed[-1], *proposal.tokens], parents)
             returned = perf_counter()
@@ -104,20 +106,23 @@ class SpeculativeDecoder:
             self._policy.observe(trace)
             yield trace
 
-    def _prefill(self, prompt: list[int]) -> None:
-        """Bring the target's cache to every prompt token but the last."""
-        target = self._target
+    def _check(self, prompt: list[int]) -> None:
+        """Raise `PromptError` for a prompt that cannot be served."""
         if not prompt:
             raise PromptError(
                 "the prompt holds no tokens: give some text, or a tokenizer that adds BOS"
             )
-        if not all(0 <= token < target.vocab_size for token in prompt):
-            raise PromptError(f"a prompt token lies outside the vocabulary of {target.vocab_size}")
-        if len(prompt) > target.context_length:
+        vocab_size, context = self._target.vocab_size, self._target.context_length
+        if not all(0 <= token < vocab_size for token in prompt):
+            raise PromptError(f"a prompt token lies outside the vocabulary of {vocab_size}")
+        if len(prompt) > context:
             raise PromptError(
-                f"the prompt has {len(prompt)} tokens, the context holds {target.context_length}: "
-                "shorten it"
+                f"the prompt has {len(prompt)} tokens, the context holds {context}: shorten it"
             )
+
+    def _prefill(self, prompt: list[int]) -> None:
+        """Bring the target's cache to every prompt token but the last."""
+        target = self._target
         started = perf_counter()
         shared = _common_prefix(self._cached, prompt[:-1])
         target.rollback(shared)
@@ -143,6 +148,8 @@ class SpeculativeDecoder:
         if self._proposer is None or budget < 1:
             return NOTHING
         proposal = self._proposer.propose(committed, budget)
+        if not target.supports_trees and not proposal.is_chain:
+            proposal = proposal.first_path()
         return proposal.head(min(self._policy.nodes_to_submit(proposal), budget))
 
     def _emit(

@@ -75,9 +75,9 @@ class Engine:
         self.proposer = proposer if target.max_rows > 1 else None
         if proposer is not None and target.max_rows == 1:
             _log.warning(
-                "%s returns the logits of its last row only, so nothing can be verified: decoding "
-                "plainly",
+                "%s: nothing can be verified, since %s: decoding plainly",
                 target.folder.graph,
+                target.obstacle,
             )
         self.decoder = SpeculativeDecoder(
             target,

@@ -3,12 +3,14 @@
 Four exporters are understood: EdgeDraft's own, optimum's decoder-with-past, onnx-community's and
 onnxruntime-genai's. They differ in names and in how the cache length is told; `GraphContract` says
 which is which. A state that cannot be rolled back to a length (convolution or recurrent state) is
-refused here, before the first token.
+refused here, before the first token, and rows that influence each other are found out.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import FolderError
+from .ort_session import onnxruntime
+
+_log = logging.getLogger(__name__)
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -30,6 +35,9 @@ _PAST = re.compile(
 _PRESENT = re.compile(r"present(?:_key_values)?(?:\.(\d+)\.(key|value)|_(key|value)[._](\d+))")
 # Scalars some exporters add, and the value that means "an ordinary pass with a cache".
 _SWITCHES = ("use_cache_branch", "num_logits_to_keep")
+# What the rows beside it may change in a row's logits, relative to their range, before no draft is
+# verified any more. Roundings of float16 reach 2e-4, one activation scale for all rows 1e-2.
+_ROW_TOLERANCE = 3e-4
 _KNOWN = {
     "input_ids",
     "position_ids",
@@ -62,7 +70,25 @@ class GraphContract:
     logits_dtype: np.dtype[Any]
     logits_width: int = 0  # known after `probe`, like the two below
     in_place: bool = False  # past and present may share one buffer
-    every_row: bool = False  # each row gets its logits, not the last one only
+    last_row_only: bool = False  # the other rows of a pass get no logits
+    row_difference: float = 0.0  # what other rows change in a row's logits, relative to their range
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no draft can be verified in one pass; None where it can."""
+        if self.last_row_only:
+            return "it returns the logits of its last row only"
+        if not self.row_difference <= _ROW_TOLERANCE:  # NaN is no agreement either
+            return (
+                f"the rows of a pass change each other's logits by {self.row_difference:.1%} of "
+                "their range, as one activation scale for all rows does"
+            )
+        return None
+
+    @property
+    def every_row(self) -> bool:
+        """Whether each row of a pass gets the logits it has in any company."""
+        return self.obstacle is None
 
     def has(self, name: str) -> bool:
         """Whether the graph has this input."""
@@ -122,46 +148,90 @@ def discover(session: Any, where: str, head_dim: int | None = None) -> GraphCont
 
 
 def probe(session: Any, contract: GraphContract, where: str) -> GraphContract:
-    """Run two tokens to learn what names and shapes cannot tell; refuse a graph that fails."""
-    slots = 8
+    """Run a few tokens to learn what names and shapes cannot tell; refuse a graph that fails."""
 
-    def run(capacity: int) -> Any:
-        feeds = {
-            t.past: np.zeros((1, t.num_heads, capacity, t.head_dim), t.dtype)
-            for t in contract.cache
-        }
-        values: dict[str, Any] = {
-            "input_ids": [[0, 0]],
-            "position_ids": [[0, 1]],
-            "attention_mask": [[1, 1]],
-            "seqlens_k": [1],
-            "total_sequence_length": 2,
-            "attention_bias": np.zeros((1, 1, 2, 2)),
-            "logit_rows": [0, 1],
-        }
-        feeds.update(
-            {n: np.array(v, contract.dtypes[n]) for n, v in values.items() if contract.has(n)}
-        )
-        return session.run(["logits", contract.cache[0].present], {**feeds, **contract.switches()})
+    def empty(capacity: int) -> list[npt.NDArray[Any]]:
+        shapes = ((1, t.num_heads, capacity, t.head_dim) for t in contract.cache)
+        return [np.zeros(s, t.dtype) for s, t in zip(shapes, contract.cache, strict=True)]
 
     try:
-        logits, _ = run(0)
+        logits, _ = _pass(session, contract, [0, 0], 0, empty(0))
     except Exception as error:  # onnxruntime raises a family of unrelated classes
         raise FolderError(
             f"{where}: fails on two tokens ({' '.join(str(error).split())[:200]}); export it again"
         ) from error
+    slots = 24
     try:
         # GroupQueryAttention returns as many slots as it got; a graph that concatenates would
-        # return ten, or fail.
-        in_place = run(slots)[1].shape[2] == slots
+        # return more, or fail.
+        _, cache = _pass(session, contract, [0, 0], 0, empty(slots))
+        in_place = cache[0].shape[2] == slots
     except Exception:
         in_place = False
-    return replace(
+    contract = replace(
         contract,
         logits_width=logits.shape[-1],
         in_place=in_place,
-        every_row=logits.shape[1] == 2,
+        last_row_only=logits.shape[1] != 2,
     )
+    if contract.last_row_only:
+        return contract
+    contract = replace(
+        contract, row_difference=_row_difference(session, contract, empty(slots if in_place else 0))
+    )
+    if contract.row_difference and contract.every_row:
+        _log.warning(
+            "%s: other rows of a pass change a row's logits by %.1e of their range here, so "
+            "speculation may, rarely, change a token",
+            where,
+            contract.row_difference,
+        )
+    return contract
+
+
+def _row_difference(session: Any, contract: GraphContract, cache: list[npt.NDArray[Any]]) -> float:
+    """Compare rows of a wide pass with the same rows in other company, one after a rollback."""
+    start, rows = 4, 16
+    tokens = [(7 * i + 1) % contract.logits_width for i in range(start + rows + 1)]
+
+    def cut(arrays: list[npt.NDArray[Any]], length: int) -> list[npt.NDArray[Any]]:
+        return arrays if contract.in_place else [a[:, :, :length] for a in arrays]
+
+    _, cache = _pass(session, contract, tokens[:start], 0, cache)
+    wide, longer = _pass(session, contract, tokens[start : start + rows], start, cache)
+    differences = []
+    for row, past in ((0, cache), (rows // 2, longer)):
+        at = start + row
+        pair, _ = _pass(session, contract, [tokens[at], tokens[-1]], at, cut(past, at))
+        differences.append(np.abs(pair[0, 0].astype(float) - wide[0, row]).max())
+    return float(max(differences) / max(np.ptp(wide.astype(float)), 1e-30))
+
+
+def _pass(
+    session: Any,
+    contract: GraphContract,
+    tokens: Sequence[int],
+    start: int,
+    cache: Sequence[npt.NDArray[Any]],
+) -> tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]:
+    """Run tokens from position `start` on; return their logits and the caches after them."""
+    rows, total = len(tokens), start + len(tokens)
+    values: dict[str, Any] = {
+        "input_ids": [tokens],
+        "position_ids": [range(start, total)],
+        "attention_mask": [[1] * total],
+        "seqlens_k": [total - 1],
+        "total_sequence_length": total,
+        "attention_bias": np.zeros((1, 1, rows, total)),
+        "logit_rows": range(rows),
+    }
+    feeds = {n: np.array(v, contract.dtypes[n]) for n, v in values.items() if contract.has(n)}
+    feeds |= {t.past: array for t, array in zip(contract.cache, cache, strict=True)}
+    quiet = onnxruntime().RunOptions()
+    quiet.log_severity_level = 4  # a pass may fail: that is what it is tried for
+    outputs = ["logits", *(t.present for t in contract.cache)]
+    logits, *present = session.run(outputs, {**feeds, **contract.switches()}, quiet)
+    return logits, present
 
 
 def _layer_and_kind(match: re.Match[str]) -> tuple[int, str]:

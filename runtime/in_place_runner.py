@@ -66,7 +66,7 @@ class InPlaceRunner:
         self._reserve(total)
         rows = len(tokens)
         logit_rows = rows
-        if not self._contract.every_row:
+        if self._contract.last_row_only:
             logit_rows = 1
         elif self._contract.has("logit_rows") and not want_logits:
             logit_rows = min(2, rows)

@@ -3,7 +3,8 @@
 A pass never carries a single row, because a single row takes other kernels and so other roundings:
 rows of one pass are bit-identical for every row count from 2 to `VERIFY_ROWS`, whatever the other
 rows hold (docs/decisions.md). A lone token gets a dummy companion, whose cache slot the next pass
-overwrites.
+overwrites. So does the last token of a prefill that would be alone in its tile of the attention
+kernel: then a prompt has the same bits in the cache whatever pieces it was computed in.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from .ort_session import SessionConfig, open_session
 
 VERIFY_ROWS = 16
 _FILLER = 0  # token of a dummy row
+# GroupQueryAttention works on tiles of 32 or more rows (onnxruntime 1.32; 1.26 has none).
+_TILE_ROWS = 32
 
 
 class OnnxModel:
@@ -56,6 +59,7 @@ class OnnxModel:
             if contract.in_place
             else ConcatRunner(session, contract)
         )
+        self.obstacle = contract.obstacle  # why no draft can be verified; None where it can
         self._max_rows = VERIFY_ROWS if contract.every_row else 1
         self._supports_trees = contract.in_place and contract.has("attention_bias")
         self._length = 0
@@ -82,8 +86,10 @@ class OnnxModel:
 
     @property
     def supports_trees(self) -> bool:
-        """Whether the graph takes an attention bias."""
-        return self._supports_trees
+        """Whether the graph takes an attention bias, and the cache holds something:
+        GroupQueryAttention ignores position ids in the first pass (onnxruntime 1.26 to 1.32).
+        """
+        return self._supports_trees and self._length > 0
 
     @property
     def length(self) -> int:
@@ -126,11 +132,17 @@ class OnnxModel:
             raise ValueError(
                 f"{start + count} tokens do not fit into a context of {self.context_length}"
             )
-        rows = max(count, 1 if self.single_rows else 2)
+        lonely = count % _TILE_ROWS == 1 and not self.single_rows
+        rows = count + 1 if lonely else count
         total = start + rows
         positions = list(range(start, total))
         bias = None
         if parents is not None and list(parents) != list(range(-1, count - 1)):
+            if not self.supports_trees:
+                raise ValueError(
+                    "this graph verifies chains only: it takes no attention bias, or its cache is "
+                    "still empty"
+                )
             depths, bias = _tree_mask(parents, start, rows)
             positions[:count] = [start + d for d in depths]
         padded = [*tokens, *[_FILLER] * (rows - count)]

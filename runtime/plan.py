@@ -36,15 +36,20 @@ class Plan:
         verify = {rows: s for rows, s in self.pass_s.items() if rows > 1}
         return PassCosts(verify or self.pass_s)
 
+    @property
+    def plain_s(self) -> float:
+        """Seconds of the fastest pass that can decode plainly."""
+        return min(s for rows, s in self.pass_s.items() if rows <= 2)
 
-def load_or_measure_plan(model: OnnxModel, state: DeviceState) -> Plan:
+
+def load_or_measure_plan(model: OnnxModel, state: DeviceState, *, remeasure: bool = False) -> Plan:
     """Return the remembered plan of this model on this device, or measure it (about a second) and
-    remember it.
+    remember it; always measure with `remeasure`.
     """
     key = _key(model)
     plans = state.load("plans")
     plans = plans if isinstance(plans, dict) else {}
-    if (plan := _from_json(plans.get(key))) is None:
+    if remeasure or (plan := _from_json(plans.get(key))) is None:
         plan = measure_plan(model)
         state.save("plans", {**plans, key: {str(rows): s for rows, s in plan.pass_s.items()}})
     return plan
@@ -102,4 +107,4 @@ def _from_json(value: Any) -> Plan | None:
         plan = Plan({int(rows): float(s) for rows, s in value.items()})
     except (AttributeError, TypeError, ValueError):
         return None
-    return plan if plan.pass_s and all(s > 0 for s in plan.pass_s.values()) else None
+    return plan if 1 in plan.pass_s and all(s > 0 for s in plan.pass_s.values()) else None

@@ -42,8 +42,6 @@ def load_prompts(sources: Sequence[str], limit: int | None = None) -> list[Bench
 
     Raises `PromptError` for a source that cannot be read or holds a row of no known shape.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be >= 1, got {limit}")
     taken: Counter[str] = Counter()
     prompts = []
     for source in sources:

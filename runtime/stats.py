@@ -77,13 +77,16 @@ class RunStats:
         """Our own seconds outside the target, per round."""
         return _ratio(self.draft_s + self.other_s, self.rounds)
 
-    def summary(self) -> str:
-        """Return one readable line."""
-        return (
+    def summary(self, plain_token_s: float | None = None) -> str:
+        """Return one readable line; with the measured seconds of a plain pass it also compares."""
+        line = (
             f"{self.emitted} tokens, {self.tokens_per_second:.1f} tokens/s, accepted "
             f"{self.accepted}/{self.proposed}, "
             f"{self.tokens_per_pass:.2f} tokens per pass"
         )
+        if plain_token_s is None or not self.emitted:
+            return line
+        return f"{line}, about {self.tokens_per_second * plain_token_s:.2f}x plain"
 
     def as_json(self) -> dict[str, Any]:
         """Return counts, seconds and ratios as a JSON object."""

@@ -21,6 +21,8 @@ _GRAPHS = (
     "onnx/model.onnx",
     "onnx/decoder_model_merged.onnx",
 )
+# What configurations call the most positions of a text.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 def open_stock_folder(folder: Path, graph: Path | None = None) -> TargetFolder:
@@ -46,7 +48,8 @@ def open_stock_folder(folder: Path, graph: Path | None = None) -> TargetFolder:
             "(transformers: tokenizer.save_pretrained)"
         )
     sources = (generation, model, config)
-    context = model.get("context_length", config.get("max_position_embeddings"))
+    given = [model.get("context_length"), *(config.get(key) for key in _CONTEXT_KEYS)]
+    context = next((x for x in given if x is not None), None)
     if not isinstance(context, int) or context < 2:
         raise FolderError(
             f"{root}: the context length is {context!r}; config.json must give "

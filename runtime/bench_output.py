@@ -1,0 +1,113 @@
+"""A benchmark's result for people: a line per prompt, a table, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .bench import SPECULATIVE, PromptResult, Skipped
+from .bench_report import group_by_class
+from .extras import need
+
+_OURS, _GREY = "#1f6f8b", "#8a8a8a"
+
+
+def progress_line(number: int, count: int, result: PromptResult | Skipped) -> str:
+    """Return one line about a prompt that has just been answered."""
+    if isinstance(result, Skipped):
+        return f"[{number}/{count}] {result.prompt.id}: skipped, {result.reason}"
+    stats = result.stats
+    return (
+        f"[{number}/{count}] {result.prompt.id}: {result.speedup:.2f}x, "
+        f"{1 / result.token_s(SPECULATIVE):.1f} against {1 / result.plain_token_s:.1f} tokens/s, "
+        f"accepted {stats.accepted}/{stats.proposed}, "
+        f"{'identical' if result.identical else 'OUTPUT DIFFERS'}"
+    )
+
+
+def table_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the result table and what else was measured."""
+    classes, overall = document["classes"], document["overall"]
+    width = max(len("overall"), *(len(name) for name in classes))
+    yield (
+        f"{'':{width}}  prompts  speed-up  (10 to 90 %)    mean  end to end  "
+        "tokens/pass  accepted  identical"
+    )
+    for name, row in [*classes.items(), ("overall", overall)]:
+        identical = f"{row['identical_prompts']}/{row['prompts']}"
+        yield (
+            f"{name:{width}}  {row['prompts']:7d}  {row['speedup_median']:7.2f}x  "
+            f"({row['speedup_p10']:.2f} to {row['speedup_p90']:.2f})  "
+            f"{row['speedup_mean']:5.2f}x  {row['end_to_end_speedup_mean']:9.2f}x  "
+            f"{row['tokens_per_pass']:11.2f}  {100 * row['acceptance_rate']:7.0f}%  {identical:>9}"
+        )
+    yield ""
+    yield (
+        f"plain {overall['plain_tokens_per_second']:.1f} tokens/s, speculative "
+        f"{overall['speculative_tokens_per_second']:.1f}; a round: draft "
+        f"{overall['draft_ms_per_round']:.2f} ms, verify {overall['verify_ms_per_round']:.2f} ms, "
+        f"all outside the target {overall['overhead_ms_per_round']:.2f} ms"
+    )
+    floor, memory = document["floor"], overall["peak_memory"]
+    yield (
+        f"reading the weights once takes {1e3 * floor['seconds']:.1f} ms; a plain token takes "
+        f"{floor['plain_token_over_floor']:.2f}x that"
+    )
+    if memory["ratio"] is not None:
+        yield (
+            f"peak memory {memory['session_peak_bytes'] / 1e6:.0f} MB, {memory['ratio']:.2f}x the "
+            f"weights' {memory['weights_bytes'] / 1e6:.0f} MB"
+        )
+    for name, peer in overall.get("peers", {}).items():
+        yield (
+            f"{name}: {peer['tokens_per_second']:.1f} tokens/s; ours over it: plain "
+            f"{peer['our_plain_over_peer']:.2f}x, speculative "
+            f"{peer['our_speculative_over_peer']:.2f}x"
+        )
+    if losses := overall["losses"]:
+        worst = losses[0]
+        yield (
+            f"slower than plain: {len(losses)} of {overall['prompts']} prompts, at worst "
+            f"{worst['speedup']:.2f}x ({worst['prompt']})"
+        )
+    if overall["differing_prompts"]:
+        yield f"OUTPUT DIFFERS from plain: {', '.join(overall['differing_prompts'])}"
+
+
+def plot_speedups(results: Sequence[PromptResult], document: Mapping[str, Any], path: Path) -> None:
+    """Write a picture of every class's speed-ups: each prompt, the middle 80 % and the median."""
+    figures = need("matplotlib.figure", "--plot", "edgedraft[bench]")
+    classes = group_by_class(results)
+    figure = figures.Figure(figsize=(8, 1.6 + 0.45 * len(classes)), layout="constrained")
+    axes = figure.add_subplot()
+    for y, (name, group) in enumerate(classes.items()):
+        row = document["classes"][name]
+        low, middle, high = (row[f"speedup_{part}"] for part in ("p10", "median", "p90"))
+        spread = [y + 0.24 * ((i % 5) - 2) / 2 for i in range(len(group))]
+        axes.scatter([r.speedup for r in group], spread, s=12, color=_GREY, alpha=0.5, lw=0)
+        axes.hlines(y, low, high, color=_OURS, lw=4, alpha=0.5)
+        axes.plot(middle, y, "o", color=_OURS, ms=8)
+        axes.annotate(
+            f"{middle:.2f}x",
+            (middle, y),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            color=_OURS,
+            fontweight="bold",
+            bbox={"color": "white", "pad": 0.5},
+        )
+    axes.axvline(1, color="black", lw=1, ls=":")
+    axes.set_yticks(range(len(classes)), [f"{n} ({len(g)})" for n, g in classes.items()])
+    axes.set_ylim(len(classes) - 0.4, -0.6)
+    axes.set_xlim(left=min(0.5, *(r.speedup - 0.1 for r in results)))
+    axes.set_xlabel("speed-up over the fastest plain loop, decoding only")
+    target = document["provenance"]["target"]
+    axes.set_title(
+        f"{target['name']} ({target['precision']}), "
+        f"{document['provenance']['threads']} threads: median, middle 80 % and every prompt",
+        fontsize=10,
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,236 @@
+"""The `edgedraft` command.
+
+Answers go to stdout, progress and statistics to stderr; with --json the last line of stdout is one
+JSON document. A known error is one line on stderr and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from .bench_command import BenchRequest, measure
+from .bench_output import table_lines
+from .chat import Chat
+from .cli_options import (
+    UsageError,
+    add_decode_options,
+    add_target_options,
+    decode_config,
+    session_config,
+    target_folder,
+)
+from .engine import Engine, Message
+from .errors import EdgeDraftError
+from .folder import open_target_folder
+from .folder_report import describe_folder, folder_lines, graph_facts
+from .peers import PEERS
+from .plan import load_or_measure_plan
+from .plan_report import measure_rounds, plan_lines
+from .state import DeviceState, default_state_dir
+
+_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
+_BROKEN_PIPE = 141  # and one whose reader went away
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see: {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of every subcommand."""
+    parser = _Parser(
+        prog="edgedraft",
+        description="Makes a local language model answer faster without changing its output.",
+    )
+    parser.add_argument("--version", action="version", version=version("edgedraft"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="answer one prompt")
+    add_target_options(generate)
+    add_decode_options(generate, max_tokens=128)
+    generate.add_argument("--prompt", required=True, metavar="TEXT", help='"-" reads stdin')
+    generate.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
+    generate.add_argument("--raw", action="store_true", help="continue the text: no chat template")
+    generate.add_argument("--json", action="store_true", help="print one JSON document")
+    generate.set_defaults(run=_generate)
+
+    chat = commands.add_parser("chat", help="talk with the model")
+    add_target_options(chat)
+    add_decode_options(chat, max_tokens=512)
+    chat.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
+    chat.set_defaults(run=_chat)
+
+    bench = commands.add_parser("bench", help="measure against plain decoding")
+    add_target_options(bench)
+    add_decode_options(bench, max_tokens=128)
+    bench.add_argument(
+        "--prompts",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="jsonl or txt files, or hub:NAME[:CONFIG][:SPLIT]",
+    )
+    bench.add_argument("--limit", type=int, metavar="N", help="first N prompts of every class")
+    bench.add_argument("--trials", type=int, default=1, metavar="N", help="medians of N runs")
+    bench.add_argument(
+        "--warm-up", type=int, default=1, metavar="N", help="prompts to answer briefly beforehand"
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    bench.add_argument("--plot", type=Path, metavar="FILE.png", help="write a picture here")
+    bench.add_argument("--compare", nargs="+", default=[], choices=PEERS, help="other engines")
+    bench.add_argument("--peer-model", metavar="DIR", help="Hugging Face folder for transformers")
+    bench.set_defaults(run=_bench)
+
+    inspect = commands.add_parser("inspect", help="show the facts of a target folder")
+    inspect.add_argument("folder", metavar="DIR")
+    inspect.add_argument("--json", action="store_true", help="print one JSON document")
+    inspect.set_defaults(run=_inspect)
+
+    plan = commands.add_parser("plan", help="show this device's measured costs and what they mean")
+    add_target_options(plan)
+    plan.add_argument("--remeasure", action="store_true", help="do not use the remembered costs")
+    plan.set_defaults(run=_plan)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    log = logging.getLogger("edgedraft")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("edgedraft: %(message)s"))
+    log.addHandler(handler)
+    try:
+        args = build_parser().parse_args(argv)
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
+    except EdgeDraftError as error:
+        print(f"edgedraft: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Otherwise the interpreter would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    finally:
+        log.removeHandler(handler)
+
+
+def _open(args: argparse.Namespace, drafter: str) -> Engine:
+    return Engine.open(
+        target_folder(args), drafter=drafter, session=session_config(args), state_dir=args.state
+    )
+
+
+def _generate(args: argparse.Namespace) -> int:
+    config = decode_config(args)
+    if args.raw and args.system is not None:
+        raise UsageError("--system needs the chat template, which --raw leaves out")
+    prompt = _read_stdin() if args.prompt == "-" else args.prompt
+    engine = _open(args, args.drafter)
+    messages: list[Message] = [{"role": "user", "content": prompt}]
+    if args.system is not None:
+        messages.insert(0, {"role": "system", "content": args.system})
+    ids = engine.encode(prompt, raw=args.raw) if len(messages) == 1 else engine.encode(messages)
+    if args.json:
+        answer = engine.generate(ids, config)
+        document = {
+            "token_ids": list(answer.token_ids),
+            "text": answer.text,
+            "finish_reason": answer.finish_reason,
+            "stats": answer.stats.as_json(),
+        }
+        print(json.dumps(document))
+    else:
+        for piece in engine.stream(ids, config):
+            print(piece.text, end="", flush=True)
+        print(flush=True)
+    plan = engine.plan
+    _say(f"[{engine.stats.summary(plan.plain_s if plan else None)}]")
+    return 0
+
+
+def _chat(args: argparse.Namespace) -> int:
+    config = decode_config(args)
+    engine = _open(args, args.drafter)
+    chat = Chat(engine, config, args.system, sys.stdout, sys.stderr)
+    prompt = ""
+    if sys.stdin.isatty():
+        try:
+            import readline  # noqa: F401  # gives input() line editing and history
+        except ImportError:
+            pass
+        prompt = "> "
+        _say(f"{engine.target.folder.name} is ready. /help lists the commands.")
+    chat.run(lambda: input(prompt))
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    try:
+        request = BenchRequest(
+            target=target_folder(args),
+            prompts=tuple(args.prompts),
+            limit=args.limit,
+            config=decode_config(args),
+            session=session_config(args),
+            drafter=args.drafter,
+            state_dir=args.state,
+            trials=args.trials,
+            warm_up=args.warm_up,
+            peers=tuple(dict.fromkeys(args.compare)),
+            peer_model=args.peer_model,
+            json_path=args.json,
+            plot_path=args.plot,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    document = measure(request, _say)
+    for line in table_lines(document):
+        _say(line)
+    return _INTERRUPTED if document["interrupted"] else 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    facts = describe_folder(open_target_folder(args.folder))
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        print("\n".join(folder_lines(facts)))
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    session = session_config(args)
+    folder = open_target_folder(target_folder(args))
+    facts = graph_facts(folder, session)
+    engine = Engine.open(folder, session=session, state_dir=args.state)
+    plan = engine.plan
+    if plan is None or args.remeasure:
+        state = DeviceState(args.state or default_state_dir(), folder.fingerprint)
+        plan = load_or_measure_plan(engine.target, state, remeasure=True)
+    print(f"{folder.name}, {session.num_threads} threads that rest between passes\n")
+    print("\n".join(plan_lines(plan, measure_rounds(engine), facts.cache_bytes_per_token)))
+    return 0
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text ({error})") from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,132 @@
+"""Other engines on the same prompts, for comparison.
+
+Each peer lives in a process of its own (`peer_worker.py`): its libraries never mix with ours, and
+while it waits for a prompt it uses no core (measured: onnxruntime's and OpenMP's threads spin for
+some 30 ms after a run, then sleep; docs/experiments.md). A short pause on both sides of a run lets
+the threads of whoever ran before come to rest, so that every engine has the machine to itself.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from time import sleep
+from types import TracebackType
+from typing import Any, Self
+
+from .bench import Run, Runner
+from .config import DecodeConfig
+from .errors import EdgeDraftError
+from .folder import TargetFolder
+
+PEERS = ("genai", "transformers")
+_MODES = {"genai": ("greedy",), "transformers": ("greedy", "lookup")}
+_SETTLE_S = 0.1
+
+
+class PeerError(EdgeDraftError):
+    """A peer that is not installed, cannot open the model or has failed."""
+
+
+class Peer:
+    """Another engine in its own process."""
+
+    def __init__(self, name: str, model: str, threads: int) -> None:
+        """Start the engine and load the model; raise `PeerError` when either fails."""
+        self.name = name
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "edgedraft.runtime.peer_worker", name, model, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,  # Ctrl-C is ours to handle
+        )
+        try:
+            self.facts = self._receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def runners(self) -> dict[str, Runner]:
+        """Return the engine's ways to decode, by the name they have in the result."""
+        return {
+            self.name if mode == "greedy" else f"{self.name}_{mode}": partial(self.run, mode)
+            for mode in _MODES[self.name]
+        }
+
+    def run(self, mode: str, ids: Sequence[int], config: DecodeConfig) -> Run:
+        """Answer one prompt greedily."""
+        request = {
+            "mode": mode,
+            "ids": list(ids),
+            "max_tokens": config.max_tokens,
+            "ignore_eos": config.ignore_eos,
+        }
+        sleep(_SETTLE_S)
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._failure() from error
+        answer = self._receive()
+        sleep(_SETTLE_S)
+        return Run(
+            tuple(answer["token_ids"]),
+            answer["prefill_s"],
+            answer["decode_s"],
+            answer["timed_tokens"],
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._stderr.close()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._failure()
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            raise PeerError(message["error"])
+        return message
+
+    def _failure(self) -> PeerError:
+        self._stderr.seek(0)
+        said = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return PeerError(f"{self.name} ended unexpectedly ({said[-1] if said else 'no message'})")
+
+
+def peer_model(name: str, folder: TargetFolder, given: str | None) -> str:
+    """Return the model a peer is to open; raise `PeerError` when there is none for it."""
+    if name == "genai":
+        if not (folder.path / "genai_config.json").is_file():
+            raise PeerError(
+                f"{folder.path}: onnxruntime-genai opens folders with a genai_config.json only; "
+                "compare on a folder that its model builder wrote"
+            )
+        return str(folder.path)
+    source = given or folder.provenance.get("source")
+    if not isinstance(source, str) or not Path(source).is_dir():
+        raise PeerError("transformers needs the model's Hugging Face folder: give --peer-model DIR")
+    return source
