@@ -125,7 +125,7 @@ def _run_all(
             model = peer_model(name, engine.target.folder, request.peer_model)
             peer = stack.enter_context(Peer(name, model, request.session.num_threads))
             runners.update(peer.runners())
-            outcome.peers.update(dict.fromkeys(peer.runners(), peer.facts))
+            outcome.peers.update({kind: peer.facts for kind in peer.runners() if ":" not in kind})
         runs = run_bench(
             engine,
             prompts,

@@ -60,18 +60,23 @@ def compare_peers(
     """Return every peer's facts, its speed, and ours over it: medians over the paired prompts."""
     out: dict[str, Any] = {}
     for peer, facts in peers.items():
+        kinds = [k for k in results[0].runs if k.split(":")[0] == peer]
         # An answer of one token comes with the prefill: there is no decoding to compare.
-        timed = [r for r in results if all(run.timed_tokens for run in r.runs[peer])]
+        timed = [r for r in results if all(run.timed_tokens for k in kinds for run in r.runs[k])]
         if not timed:
             continue
+        peer_s = [min(r.token_s(kind) for kind in kinds) for r in timed]
         out[peer] = {
             **facts,
             "prompts": len(timed),
-            "tokens_per_second": _tokens_per_second(timed, (peer,)),
+            "tokens_per_second": _tokens_per_second(timed, kinds),
+            "variants": {kind: _tokens_per_second(timed, [kind]) for kind in kinds},
             "our_plain_tokens_per_second": _tokens_per_second(timed, PLAIN),
-            "our_plain_over_peer": median(r.token_s(peer) / r.plain_token_s for r in timed),
+            "our_plain_over_peer": median(
+                s / r.plain_token_s for s, r in zip(peer_s, timed, strict=True)
+            ),
             "our_speculative_over_peer": median(
-                r.token_s(peer) / r.token_s(SPECULATIVE) for r in timed
+                s / r.token_s(SPECULATIVE) for s, r in zip(peer_s, timed, strict=True)
             ),
             # Another engine's kernels may round differently: this many answers were the same.
             "same_answers": sum(r.runs[peer][0].token_ids == r.reference.token_ids for r in timed),

@@ -22,7 +22,6 @@ def render_chat(
     Raises `PromptError` when the template refuses the messages, and `FolderError` when it is
     broken.
     """
-    from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -42,7 +41,9 @@ def render_chat(
             bos_token=bos_token,
             eos_token=eos_token,
         )
-    except (TemplateError, TypeError, ValueError, RecursionError) as error:
+    except PromptError:
+        raise
+    except Exception as error:  # a template is a program, and may fail like one
         raise FolderError(f"the model's chat template cannot be rendered ({error})") from error
 
 

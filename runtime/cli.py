@@ -30,7 +30,7 @@ from .cli_options import (
 from .engine import Engine, Message
 from .errors import EdgeDraftError
 from .folder import open_target_folder
-from .folder_report import describe_folder, folder_lines, graph_facts
+from .folder_report import cache_bytes_per_token, describe_folder, folder_lines
 from .peers import PEERS
 from .plan import load_or_measure_plan
 from .plan_report import measure_rounds, plan_lines
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Otherwise the interpreter would complain once more when it flushes at exit.
+        # As the documentation of Python's signal module advises: nothing is left to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     finally:
@@ -214,14 +214,14 @@ def _inspect(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     session = session_config(args)
     folder = open_target_folder(target_folder(args))
-    facts = graph_facts(folder, session)
+    cache_bytes = cache_bytes_per_token(folder, session)
     engine = Engine.open(folder, session=session, state_dir=args.state)
     plan = engine.plan
     if plan is None or args.remeasure:
         state = DeviceState(args.state or default_state_dir(), folder.fingerprint)
         plan = load_or_measure_plan(engine.target, state, remeasure=True)
     print(f"{folder.name}, {session.num_threads} threads that rest between passes\n")
-    print("\n".join(plan_lines(plan, measure_rounds(engine), facts.cache_bytes_per_token)))
+    print("\n".join(plan_lines(plan, measure_rounds(engine), cache_bytes)))
     return 0
 
 

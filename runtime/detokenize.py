@@ -12,6 +12,8 @@ from typing import Protocol
 
 _UNFINISHED = "\ufffd"  # what a decoder puts for bytes that are no character yet
 _LONGEST_CHARACTER = 8  # tokens; byte tokens need at most 4, then the bytes really are invalid
+_MAY_GROW = 3  # signs at the end that may still become a character of 4 bytes
+_LONGEST_WINDOW = 64  # ids decoded at once; only endless broken bytes or special tokens reach it
 
 
 class Tokenizer(Protocol):
@@ -32,8 +34,9 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._ids: list[int] = []
-        self._prefix = 0  # ids from here are decoded as context ...
-        self._shown = 0  # ... for the ids from here on, which gave no text yet
+        self._window = 0  # ids from here on are decoded together, the first ones as context
+        self._settled = 0  # ids before this one gave text that no later id changes
+        self._given = 0  # characters of the window's text that were released
         self._held = ""  # text that may be the beginning of a stop string
         self._pieces: list[str] = []
         self.stopped = False
@@ -66,15 +69,25 @@ class TextStream:
         return self.take()
 
     def _fresh_text(self, final: bool) -> str:
-        context = self._tokenizer.decode(self._ids[self._prefix : self._shown])
-        text = self._tokenizer.decode(self._ids[self._prefix :])
-        unfinished = text.endswith(_UNFINISHED) and not final
-        if unfinished and len(self._ids) - self._shown < _LONGEST_CHARACTER:
+        text = self._tokenizer.decode(self._ids[self._window :])
+        open_end = 0 if final else min(len(text) - len(text.rstrip(_UNFINISHED)), _MAY_GROW)
+        if open_end and len(self._ids) - self._settled < _LONGEST_CHARACTER:
             return ""
-        # The next piece is decoded behind these ids; keeping them makes spaces between pieces come
-        # out right.
-        self._prefix, self._shown = self._shown, len(self._ids)
-        return text[len(context) :]
+        fresh = text[self._given : len(text) - open_end]
+        self._given += len(fresh)
+        if fresh and not open_end:
+            # The next piece is decoded behind these ids; keeping them makes spaces between pieces
+            # come out right. Ids that gave no text would not do: a decoder skips special tokens.
+            self._move_window(self._settled, open_end)
+            self._settled = len(self._ids)
+        elif len(self._ids) - self._window > _LONGEST_WINDOW:
+            self._settled = len(self._ids) - _LONGEST_WINDOW // 4
+            self._move_window(self._settled, open_end)
+        return fresh
+
+    def _move_window(self, start: int, open_end: int) -> None:
+        self._window = start
+        self._given = len(self._tokenizer.decode(self._ids[start:])) - open_end
 
     def _release(self, fresh: str) -> None:
         self._held += fresh

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,9 @@ class Engine:
             raise ValueError(f"drafter must be 'lookup' or 'none', got {drafter!r}")
         target_folder = folder if isinstance(folder, TargetFolder) else open_target_folder(folder)
         tokenizer = load_tokenizer(target_folder.tokenizer)
-        target = OnnxModel(
-            target_folder, session, tokenizer_size=tokenizer.get_vocab_size(with_added_tokens=True)
-        )
+        # Not the number of tokens: some tokenizers leave ids out.
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
+        target = OnnxModel(target_folder, session, tokenizer_size=max(ids, default=-1) + 1)
         if tree and not (target.supports_trees and target_folder.precision == "fp32"):
             raise ValueError(
                 f"tree needs an fp32 graph with an attention bias, {target_folder.graph} is "
@@ -119,8 +120,8 @@ class Engine:
             )
         if drafter == "none":
             return cls(target, tokenizer, None)
-        state = DeviceState(state_dir or default_state_dir(), target_folder.fingerprint)
         try:
+            state = DeviceState(state_dir or default_state_dir(), target_folder.fingerprint)
             plan = load_or_measure_plan(target, state)
         except StateError as error:
             _log.warning("%s", error)
@@ -193,8 +194,8 @@ class Engine:
     def _stream(
         self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig
     ) -> Iterator[Piece]:
-        is_ids = not isinstance(prompt, str) and all(isinstance(t, int) for t in prompt)
-        ids: Sequence[int] = prompt if is_ids else self.encode(prompt)  # type: ignore[assignment,arg-type]
+        is_ids = not isinstance(prompt, str) and all(isinstance(t, Integral) for t in prompt)
+        ids = [int(t) for t in prompt] if is_ids else self.encode(prompt)  # type: ignore[arg-type, call-overload]
         text = TextStream(self.tokenizer, config.stop)
         self.stats = stats = RunStats(prompt_tokens=len(ids))
         finish: FinishReason = "cancelled"

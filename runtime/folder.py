@@ -46,6 +46,15 @@ class TargetFolder:
 def open_target_folder(path: str | Path) -> TargetFolder:
     """Open a target folder; raise `FolderError` in one line when it cannot be used."""
     folder = Path(path)
+    try:
+        return _open(folder)
+    except OSError as error:
+        raise FolderError(
+            f"{folder}: cannot be read ({error.strerror}); check the names and permissions in it"
+        ) from error
+
+
+def _open(folder: Path) -> TargetFolder:
     if folder.is_file() and folder.suffix == ".onnx":
         from .stock_folder import open_stock_folder
 
@@ -75,6 +84,14 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: holds a {type(value).__name__}, expected an object; export again"
         )
     return value
+
+
+def read_text(path: Path) -> str:
+    """Read a text file; raise `FolderError` for anything else."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FolderError(f"{path}: is not UTF-8 text; export the folder again") from error
 
 
 def file_sha256(path: Path) -> str:
@@ -125,11 +142,21 @@ class _Manifest:
                 )
         return files  # type: ignore[no-any-return]
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
+    def token_ids(self, key: str, size: int) -> tuple[int, ...]:
         ids = self.get(key, list)
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise FolderError(f"{self._path}: {key!r} must list token ids, got {ids!r:.80}")
+        if not all(type(i) is int and 0 <= i < size for i in ids):
+            raise FolderError(
+                f"{self._path}: {key!r} must list ids in [0, {size}), got {ids!r:.80}; export again"
+            )
         return tuple(ids)
+
+    def token_id(self, key: str, size: int) -> int | None:
+        token = self.get(key, int, optional=True)
+        if token is not None and not 0 <= token < size:
+            raise FolderError(
+                f"{self._path}: {key!r} must be in [0, {size}), got {token!r:.80}; export again"
+            )
+        return token  # type: ignore[no-any-return]
 
     def positive(self, key: str) -> int:
         value: int = self.get(key, int)
@@ -153,6 +180,7 @@ def _open_own(folder: Path) -> TargetFolder:
     files = manifest.files()
     for name, entry in files.items():
         _check_file(folder, name, entry)
+    vocab_size = manifest.positive("vocab_size")
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(f"{name} {files[name]['sha256']}\n".encode())
@@ -161,11 +189,11 @@ def _open_own(folder: Path) -> TargetFolder:
         name=manifest.get("name", str),
         graph=folder / graph,
         tokenizer=folder / tokenizer,
-        chat_template=(folder / template).read_text(encoding="utf-8") if template else None,
-        vocab_size=manifest.positive("vocab_size"),
+        chat_template=read_text(folder / template) if template else None,
+        vocab_size=vocab_size,
         context_length=manifest.positive("context_length"),
-        bos_token_id=manifest.get("bos_token_id", int, optional=True),
-        eos_token_ids=manifest.token_ids("eos_token_ids"),
+        bos_token_id=manifest.token_id("bos_token_id", vocab_size),
+        eos_token_ids=manifest.token_ids("eos_token_ids", vocab_size),
         exporter="edgedraft",
         precision=manifest.get("precision", str),
         head_dim=None,

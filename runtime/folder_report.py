@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from .folder import MANIFEST, TargetFolder, check_files
-from .graph_contract import discover, probe
+from .graph_contract import GraphContract, discover, probe
 from .ort_session import SessionConfig, open_session
 
 
-@dataclass(frozen=True, slots=True)
-class GraphFacts:
-    """What the graph itself says."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    logits_width: int
-    in_place: bool  # cache rows are written in place
-    every_row: bool  # several proposed tokens can be verified in one pass
-    trees: bool  # siblings too
-    cache_bytes_per_token: int
-
-
-def graph_facts(folder: TargetFolder, config: SessionConfig | None = None) -> GraphFacts:
-    """Open the graph and read its contract; raise `FolderError` when it is no decoder."""
-    session = open_session(folder.graph, config or SessionConfig())
-    where = str(folder.graph)
-    contract = probe(session, discover(session, where, folder.head_dim), where)
-    caches = contract.cache
-    return GraphFacts(
-        layers=len(caches) // 2,
-        kv_heads=caches[0].num_heads,
-        head_dim=caches[0].head_dim,
-        logits_width=contract.logits_width,
-        in_place=contract.in_place,
-        every_row=contract.every_row,
-        trees=contract.in_place and contract.has("attention_bias"),
-        cache_bytes_per_token=sum(t.num_heads * t.head_dim * t.dtype.itemsize for t in caches),
-    )
+def cache_bytes_per_token(folder: TargetFolder, config: SessionConfig | None = None) -> int:
+    """Return what one token takes in the cache; raise `FolderError` when there is no decoder."""
+    return _bytes_per_token(_contract(folder, config)[1])
 
 
 def describe_folder(folder: TargetFolder) -> dict[str, Any]:
@@ -49,7 +21,8 @@ def describe_folder(folder: TargetFolder) -> dict[str, Any]:
     Raises `FolderError` when a file differs from the manifest's checksum.
     """
     check_files(folder)
-    facts = graph_facts(folder)
+    session, contract = _contract(folder)
+    contract = probe(session, contract, str(folder.graph))
     has_manifest = (folder.path / MANIFEST).is_file()
     return {
         "name": folder.name,
@@ -58,15 +31,16 @@ def describe_folder(folder: TargetFolder) -> dict[str, Any]:
         "precision": folder.precision,
         "fingerprint": folder.fingerprint,
         "checksums": "verified" if has_manifest else "none: another exporter's folder",
-        "vocab_size": folder.vocab_size or facts.logits_width,
+        "vocab_size": folder.vocab_size or contract.logits_width,
         "context_length": folder.context_length,
-        "layers": facts.layers,
-        "kv_heads": facts.kv_heads,
-        "head_dim": facts.head_dim,
-        "cache_bytes_per_token": facts.cache_bytes_per_token,
-        "in_place_cache": facts.in_place,
-        "verifies_several_tokens": facts.every_row,
-        "verifies_trees": facts.trees,
+        "layers": len(contract.cache) // 2,
+        "kv_heads": contract.cache[0].num_heads,
+        "head_dim": contract.cache[0].head_dim,
+        "cache_bytes_per_token": _bytes_per_token(contract),
+        "cache_in_place": contract.in_place,
+        "can_verify_drafts": contract.every_row,
+        "obstacle": contract.obstacle,
+        "can_verify_trees": contract.in_place and contract.has("attention_bias"),
         "bos_token_id": folder.bos_token_id,
         "eos_token_ids": list(folder.eos_token_ids),
         "chat_template": folder.chat_template is not None,
@@ -93,6 +67,17 @@ def folder_lines(facts: Mapping[str, Any]) -> Iterator[str]:
             yield f"\n{name}"
         for key, value in table:
             yield f"  {key:34} {_size(value) if name == 'files' else _inline(value)}"
+
+
+def _contract(
+    folder: TargetFolder, config: SessionConfig | None = None
+) -> tuple[Any, GraphContract]:
+    session = open_session(folder.graph, config or SessionConfig())
+    return session, discover(session, str(folder.graph), folder.head_dim)
+
+
+def _bytes_per_token(contract: GraphContract) -> int:
+    return sum(t.num_heads * t.head_dim * t.dtype.itemsize for t in contract.cache)
 
 
 def _is_flag(value: object) -> bool:

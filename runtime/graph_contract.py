@@ -107,6 +107,13 @@ def discover(session: Any, where: str, head_dim: int | None = None) -> GraphCont
 
     Raises `FolderError` for a graph that is not a decoder with a key/value cache.
     """
+    try:
+        return _discover(session, where, head_dim)
+    except UnicodeDecodeError as error:
+        raise FolderError(f"{where}: a name in the graph is not UTF-8; export it again") from error
+
+
+def _discover(session: Any, where: str, head_dim: int | None) -> GraphContract:
     inputs = {i.name: i for i in session.get_inputs()}
     outputs = {o.name: o for o in session.get_outputs()}
     if "input_ids" not in inputs or "logits" not in outputs:
@@ -176,9 +183,14 @@ def probe(session: Any, contract: GraphContract, where: str) -> GraphContract:
     )
     if contract.last_row_only:
         return contract
-    contract = replace(
-        contract, row_difference=_row_difference(session, contract, empty(slots if in_place else 0))
-    )
+    cache = empty(slots if in_place else 0)
+    try:
+        contract = replace(contract, row_difference=_row_difference(session, contract, cache))
+    except Exception as error:
+        raise FolderError(
+            f"{where}: fails on twenty tokens ({' '.join(str(error).split())[:200]}); export it "
+            "again"
+        ) from error
     if contract.row_difference and contract.every_row:
         _log.warning(
             "%s: other rows of a pass change a row's logits by %.1e of their range here, so "

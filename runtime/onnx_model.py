@@ -49,10 +49,12 @@ class OnnxModel:
         where = str(folder.graph)
         contract = probe(session, discover(session, where, folder.head_dim), where)
         self._vocab_size = folder.vocab_size or tokenizer_size or contract.logits_width
-        if self._vocab_size > contract.logits_width:
+        needed = max(self._vocab_size, tokenizer_size or 0)
+        room = min(contract.logits_width, folder.vocab_size or contract.logits_width)
+        if needed > room:
             raise FolderError(
-                f"{folder.graph}: logits have {contract.logits_width} columns, the tokenizer has "
-                f"{self._vocab_size} tokens; the graph and the tokenizer do not belong together"
+                f"{folder.graph}: logits have {room} columns, the tokenizer has {needed} tokens; "
+                "the graph and the tokenizer do not belong together"
             )
         self._runner: InPlaceRunner | ConcatRunner = (
             InPlaceRunner(session, contract)
@@ -86,10 +88,8 @@ class OnnxModel:
 
     @property
     def supports_trees(self) -> bool:
-        """Whether the graph takes an attention bias, and the cache holds something:
-        GroupQueryAttention ignores position ids in the first pass (onnxruntime 1.26 to 1.32).
-        """
-        return self._supports_trees and self._length > 0
+        """Whether the graph takes an attention bias."""
+        return self._supports_trees
 
     @property
     def length(self) -> int:
@@ -138,17 +138,26 @@ class OnnxModel:
         positions = list(range(start, total))
         bias = None
         if parents is not None and list(parents) != list(range(-1, count - 1)):
-            if not self.supports_trees:
-                raise ValueError(
-                    "this graph verifies chains only: it takes no attention bias, or its cache is "
-                    "still empty"
-                )
+            if not self._supports_trees:
+                raise ValueError("this graph takes no attention bias, so it verifies chains only")
+            if not start:
+                return self._begin_with_tree(tokens, parents)
             depths, bias = _tree_mask(parents, start, rows)
             positions[:count] = [start + d for d in depths]
         padded = [*tokens, *[_FILLER] * (rows - count)]
         logits = self._runner.run(padded, positions, total, bias, want_logits)
         self._length = start + count
         return logits[:count, : self._vocab_size]
+
+    def _begin_with_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        """Run the root before the rest, since GroupQueryAttention ignores position ids while the
+        cache is empty (onnxruntime 1.26 to 1.32).
+        """
+        if min(parents[1:]) < 0:
+            raise ValueError("a tree at the start of the sequence must have a single root")
+        root = self._append(tokens[:1], None, want_logits=True).copy()
+        rest = self._append(tokens[1:], [p - 1 for p in parents[1:]], want_logits=True)
+        return np.concatenate([root, rest])
 
 
 def _tree_mask(parents: Sequence[int], start: int, rows: int) -> tuple[list[int], FloatArray]:

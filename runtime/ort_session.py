@@ -40,7 +40,13 @@ class SessionConfig:
     @property
     def num_threads(self) -> int:
         """The number of threads a session gets."""
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @cache

@@ -25,7 +25,12 @@ from .errors import EdgeDraftError
 from .folder import TargetFolder
 
 PEERS = ("genai", "transformers")
-_MODES = {"genai": ("greedy",), "transformers": ("greedy", "lookup")}
+# Ways to decode, by the name they have in the result. What stands behind a colon is a variant: the
+# peer is judged by the faster of its variants, prompt by prompt.
+_MODES = {
+    "genai": {"genai": "greedy", "genai:resting": "resting"},
+    "transformers": {"transformers": "greedy", "transformers_lookup": "lookup"},
+}
 _SETTLE_S = 0.1
 
 
@@ -66,10 +71,7 @@ class Peer:
 
     def runners(self) -> dict[str, Runner]:
         """Return the engine's ways to decode, by the name they have in the result."""
-        return {
-            self.name if mode == "greedy" else f"{self.name}_{mode}": partial(self.run, mode)
-            for mode in _MODES[self.name]
-        }
+        return {kind: partial(self.run, mode) for kind, mode in _MODES[self.name].items()}
 
     def run(self, mode: str, ids: Sequence[int], config: DecodeConfig) -> Run:
         """Answer one prompt greedily."""

@@ -59,8 +59,8 @@ def measure_plan(model: OnnxModel) -> Plan:
     """Time passes of several row counts in turn, so that a disturbance hits them alike; the cache
     is emptied.
     """
-    row_counts = _ROWS if model.max_rows > 1 else _ROWS[:1]
-    context = min(_CONTEXT, model.context_length - VERIFY_ROWS - 1)
+    row_counts = [rows for rows in _ROWS if rows <= min(model.max_rows, model.context_length)]
+    context = max(0, min(_CONTEXT, model.context_length - VERIFY_ROWS - 1))
     model.rollback(0)
     model.extend([0] * context)
     seconds: dict[int, list[float]] = {rows: [] for rows in row_counts}

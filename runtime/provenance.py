@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .folder import TargetFolder
-from .ort_session import SessionConfig
+from .ort_session import SessionConfig, usable_cores
 from .plan import cpu_name
 
 _PACKAGES = (
@@ -37,7 +37,7 @@ def describe_run(folder: TargetFolder, session: SessionConfig, seed: int) -> dic
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)),
+        "usable_cores": usable_cores(),
         "threads": session.num_threads,
         "providers": list(session.providers),
         "load_average": load_average(),

@@ -23,11 +23,18 @@ _VERSION = 1
 
 
 def default_state_dir() -> Path:
-    """Return the folder for device state: $EDGEDRAFT_STATE, or the user's state directory."""
+    """Return the folder for device state: $EDGEDRAFT_STATE, or the user's state directory.
+
+    Raises `StateError` for a user without one.
+    """
     if chosen := os.environ.get("EDGEDRAFT_STATE"):
         return Path(chosen)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "edgedraft"
+    if base := os.environ.get("XDG_STATE_HOME"):
+        return Path(base) / "edgedraft"
+    try:
+        return Path.home() / ".local" / "state" / "edgedraft"
+    except RuntimeError as error:
+        raise StateError("this user has no home directory: set EDGEDRAFT_STATE") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FolderError
-from .folder import TargetFolder, file_sha256, read_json
+from .folder import TargetFolder, file_sha256, read_json, read_text
 
 _GRAPHS = (
     "model.onnx",
@@ -93,7 +93,7 @@ def _find_graph(root: Path, named: object) -> Path:
 def _chat_template(root: Path) -> str | None:
     path = root / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     template = _optional_json(root / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
@@ -103,7 +103,7 @@ def _chat_template(root: Path) -> str | None:
 
 def _ids(value: object) -> list[int]:
     values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
+    return [v for v in values if type(v) is int and 0 <= v < 2**31]
 
 
 def _first_id(values: Iterable[object]) -> int | None:

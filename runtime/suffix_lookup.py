@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from .datatypes import NOTHING, ROOT, Proposal
 
 _REFRESHED = 16
-_SEPARATOR = -1  # between requests; matches no token
 _MAX_SESSION_TOKENS = 32_768  # at about 0.5 kB each
 MATCH_BUCKETS = (
     1,
@@ -107,7 +106,8 @@ class SuffixLookup:
     def __init__(
         self, *, tree: bool = False, max_session_tokens: int = _MAX_SESSION_TOKENS
     ) -> None:
-        """Remember at most `max_session_tokens` tokens, at about half a kilobyte each.
+        """Remember at most `max_session_tokens` tokens when a request begins, at about half a
+        kilobyte each.
 
         With `tree`, shorter endings that went on differently are proposed beside the longest one's
         continuation; verifying them is exact, but not bit-identical to plain decoding
@@ -116,6 +116,7 @@ class SuffixLookup:
         self._tree = tree
         self._max_session_tokens = max_session_tokens
         self._automaton = _SuffixAutomaton()
+        self._separator = -1  # between requests; each is used once, so that it matches nothing
         self._request_start = 0  # where the present request begins in the automaton's text
         self._request_offset = 0  # how many tokens of the request lie before that
         self._accepted = [[p * _PRIOR_WEIGHT for p in row] for row in _PRIOR]
@@ -154,7 +155,7 @@ class SuffixLookup:
         text = self._automaton.tokens
         period = len(text) - end
         copy = [text[end + i % period] for i in range(budget)]
-        return copy[: copy.index(_SEPARATOR)] if _SEPARATOR in copy else copy
+        return copy[: next((i for i, token in enumerate(copy) if token < 0), budget)]
 
     def _confidence(self, bucket: int, depth: int) -> list[float]:
         rates = [a / c for a, c in zip(self._accepted[bucket], self._counted[bucket], strict=True)]
@@ -169,7 +170,8 @@ class SuffixLookup:
     def _catch_up(self, committed: Sequence[int]) -> None:
         known = self._automaton.tokens[self._request_start :]
         done = self._request_offset + len(known)
-        if list(committed[self._request_offset : done]) == known and done <= len(committed):
+        same = list(committed[self._request_offset : done]) == known
+        if same and 0 < done <= len(committed):
             self._score(committed)
             new = committed[done:]
         else:
@@ -180,15 +182,18 @@ class SuffixLookup:
 
     def _start_request(self, committed: Sequence[int]) -> Sequence[int]:
         """Begin a new text behind a separator; return the part of it that is worth indexing."""
-        if len(self._automaton.tokens) + len(committed) > self._max_session_tokens:
-            kept = self._automaton.tokens[-self._max_session_tokens // 2 :]
+        limit, old = self._max_session_tokens, self._automaton.tokens
+        if len(old) + len(committed) >= limit:
+            room = max(0, min(limit // 2, limit - len(committed) - 1))
+            kept = old[max(0, len(old) - room) :]
             self._automaton = _SuffixAutomaton()
             for token in kept:
                 self._automaton.append(token)
         if self._automaton.tokens:
-            self._automaton.append(_SEPARATOR)
+            self._automaton.append(self._separator)
+            self._separator -= 1
         self._request_start = len(self._automaton.tokens)
-        self._request_offset = max(0, len(committed) - self._max_session_tokens)
+        self._request_offset = max(0, len(committed) - limit)
         return committed[self._request_offset :]
 
     def _score(self, committed: Sequence[int]) -> None:

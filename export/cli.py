@@ -1,0 +1,120 @@
+"""The command line `edgedraft-export`: target, check."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgedraft.runtime.errors import EdgeDraftError
+from edgedraft.runtime.extras import need
+
+_EXTRA = "edgedraft[export]"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `edgedraft-export`."""
+    parser = argparse.ArgumentParser(
+        prog="edgedraft-export", description="Turn PyTorch models into folders the device runs."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    target = commands.add_parser("target", help="export a target model")
+    target.add_argument(
+        "source", help="smollm2, a GGUF file, a Hugging Face folder or a hub id (owner/name)"
+    )
+    target.add_argument("--out", type=Path, required=True, metavar="DIR")
+    target.add_argument(
+        "--precision", choices=("int8", "int8-block", "int4-block", "fp32"), default="int8"
+    )
+    target.add_argument("--via", choices=("direct", "optimum"), default="direct")
+    target.add_argument(
+        "--hidden-state", action="store_true", help="also output the hidden state of every row"
+    )
+    target.add_argument(
+        "--tree", action="store_true", help="add the input that lets the target verify token trees"
+    )
+    target.add_argument(
+        "--max-context", type=int, metavar="N", help="shorten the context to N tokens"
+    )
+    target.add_argument(
+        "--eval-text", type=Path, nargs="+", metavar="FILE",
+        help=".txt or .jsonl to measure accuracy on, in place of the exporter's own text",
+    )  # fmt: skip
+    target.add_argument("--force", action="store_true", help="replace a former export")
+    target.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
+    target.set_defaults(run=_target)
+
+    check = commands.add_parser("check", help="verify a folder's checksums and time its passes")
+    check.add_argument("folder", type=Path, metavar="DIR")
+    check.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status: 0, or 2 for an error the user can mend."""
+    options = build_parser().parse_args(argv)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_ElapsedFormatter())
+    logger = logging.getLogger("edgedraft")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    try:
+        options.run(options)
+    except (EdgeDraftError, ValueError) as error:
+        print(f"edgedraft-export: {error}", file=sys.stderr)
+        return 2
+    finally:
+        logger.removeHandler(handler)
+    return 0
+
+
+def _target(options: argparse.Namespace) -> None:
+    for module in ("torch", "transformers", "onnxscript"):
+        need(module, "edgedraft-export", _EXTRA)
+    from .parity import quality_table
+    from .sources import load_source
+    from .target import TargetOptions, export_target
+    from .texts import read_texts, tokenize
+
+    chosen = TargetOptions(
+        precision=options.precision,
+        via=options.via,
+        hidden_state=options.hidden_state,
+        tree=options.tree,
+        max_context=options.max_context,
+        force=options.force,
+    )
+    texts = [text for path in options.eval_text or () for text in read_texts(path)]
+    source = load_source(options.source)
+    quality = export_target(source, options.out, chosen, tokenize(source, tuple(texts)))
+    print(f"{options.out}: {source.name}, {options.precision}\n{quality_table(quality)}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    for module in ("torch", "transformers"):
+        need(module, "edgedraft-export", _EXTRA)
+    from edgedraft.runtime import OnnxModel, open_target_folder
+    from edgedraft.runtime.folder import check_files
+
+    from .parity import pass_milliseconds, quality_table
+
+    folder = open_target_folder(options.folder)
+    check_files(folder)
+    quality = {**folder.quality, "pass_ms": pass_milliseconds(OnnxModel(folder))}
+    print(f"{options.folder}: {folder.name}, {folder.precision}\n{quality_table(quality)}")
+
+
+class _ElapsedFormatter(logging.Formatter):
+    """Prefixes every line with the seconds since the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = time.monotonic()
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"[{time.monotonic() - self._started:4.0f} s] {super().format(record)}"

@@ -1,0 +1,153 @@
+"""How far an exported graph is from the model it came from, and what its passes cost.
+
+The reference is transformers' own forward in fp32. The graph is run the way the runtime runs it:
+through the KV cache, in passes of several rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgedraft.runtime import OnnxModel
+from edgedraft.runtime.datatypes import FloatArray
+
+from .errors import ExportError
+
+_ROWS = 16  # of one verify pass, as the runtime runs it
+_CONTEXT = 256  # tokens in the cache while passes are timed
+_TIMED_ROWS = (1, 4, 8, 16)
+_REPEATS = 21
+# Relative to the range of the logits. Rounding alone reaches 3e-6 in 30 layers; a wrong mask, scale
+# or rotation shows as 1e-2 and more.
+_TOLERANCE = 1e-3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How a graph's next-token distributions compare with the model's, over all positions."""
+
+    positions: int
+    kl: float  # mean KL(model || graph), in nats
+    top1_agreement: float  # share of positions with the same most likely token
+    perplexity_model: float
+    perplexity_graph: float
+
+
+def reference_logits(model: torch.nn.Module, tokens: Sequence[int]) -> FloatArray:
+    """Return transformers' logits of every position, shape (tokens, vocabulary)."""
+    call: Any = model
+    with torch.no_grad():
+        logits = call(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    array: FloatArray = logits.float().numpy()
+    return array
+
+
+def fp32_difference(target: OnnxModel, tokens: Sequence[int], expected: FloatArray) -> float:
+    """Return max |logit difference| of an fp32 graph over prefill, appends and a rollback.
+
+    `expected` are the logits of `reference_logits` for the same tokens. Raises ExportError when
+    the difference is beyond rounding.
+    """
+    half = len(tokens) // 2
+    target.rollback(0)
+    rows = [target.forward(tokens[:half]).copy()]
+    target.forward(tokens[:3])  # what a rejected draft leaves behind must not matter
+    target.rollback(half)
+    for start in range(half, len(tokens), 5):
+        rows.append(target.forward(tokens[start : start + 5]).copy())
+    target.rollback(0)
+    expected = expected[:, : target.vocab_size]
+    difference = float(np.abs(np.concatenate(rows) - expected).max())
+    spread = float(np.ptp(expected))
+    if not difference <= _TOLERANCE * spread:  # NaN fails, too
+        raise ExportError(
+            f"the exported graph disagrees with transformers: logits differ by {difference:.3g}, "
+            f"their range is {spread:.3g}; this model cannot be exported this way"
+        )
+    return difference
+
+
+def agreement(
+    target: OnnxModel, model: torch.nn.Module, sequences: Sequence[Sequence[int]]
+) -> Agreement:
+    """Compare a graph with its model on token sequences they have not been calibrated on."""
+    kl = hits = positions = 0.0
+    loss_model = loss_graph = 0.0
+    for tokens in sequences:
+        p = _log_softmax(reference_logits(model, tokens[:-1])[:, : target.vocab_size])
+        target.rollback(0)
+        for start in range(0, len(tokens) - 1, _ROWS):
+            stop = min(start + _ROWS, len(tokens) - 1)
+            q = _log_softmax(target.forward(tokens[start:stop]))
+            part, rows = p[start:stop], np.arange(stop - start)
+            kl += float((np.exp(part) * (part - q)).sum())
+            hits += int((part.argmax(-1) == q.argmax(-1)).sum())
+            following = list(tokens[start + 1 : stop + 1])
+            loss_model -= float(part[rows, following].sum())
+            loss_graph -= float(q[rows, following].sum())
+        positions += len(tokens) - 1
+    target.rollback(0)
+    return Agreement(
+        positions=int(positions),
+        kl=kl / positions,
+        top1_agreement=hits / positions,
+        perplexity_model=float(np.exp(loss_model / positions)),
+        perplexity_graph=float(np.exp(loss_graph / positions)),
+    )
+
+
+def pass_milliseconds(target: OnnxModel) -> dict[int, float]:
+    """Return rows -> median milliseconds of a pass over a filled cache.
+
+    Row counts take turns, so that a busy moment of the machine hits all alike.
+    """
+    context = min(_CONTEXT, target.context_length - _ROWS)
+    single_rows = target.single_rows
+    target.rollback(0)
+    target.extend([0] * context)
+    times: dict[int, list[float]] = {rows: [] for rows in _TIMED_ROWS}
+    for repeat in range(_REPEATS + 1):
+        for rows, measured in times.items():
+            target.single_rows = rows == 1
+            started = perf_counter()
+            target.forward([0] * rows)
+            if repeat:  # the first pass of a shape also allocates
+                measured.append(perf_counter() - started)
+            target.rollback(context)
+    target.single_rows = single_rows
+    target.rollback(0)
+    return {rows: 1000 * median(measured) for rows, measured in times.items()}
+
+
+def quality_table(quality: dict[str, Any]) -> str:
+    """Return what a manifest's `quality` says as a table for people."""
+    lines = [f"{label:<34}{quality[key]:{form}}" for key, label, form in _LABELS if key in quality]
+    costs = quality.get("pass_ms", {})
+    lines += [f"{f'v({rows})':<34}{costs[rows]:.2f} ms" for rows in costs]
+    return "\n".join(lines)
+
+
+_LABELS = (
+    ("max_logit_difference_fp32", "max |logit difference| in fp32", ".2e"),
+    ("positions", "held-out positions", "d"),
+    ("kl", "KL to fp32 (nats)", ".4f"),
+    ("top1_agreement", "same most likely token", ".4f"),
+    ("perplexity_model", "perplexity, fp32", ".3f"),
+    ("perplexity_graph", "perplexity, this graph", ".3f"),
+)
+
+
+def _log_softmax(logits: FloatArray) -> FloatArray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result

@@ -1,0 +1,202 @@
+"""Where a model comes from: a hub id, a Hugging Face folder, a GGUF file, or `smollm2`.
+
+Whatever the source, the result is one `Source`: the fp32 model and the facts a target folder
+records about it. The tokenizer is kept as the `tokenizers` library serialises it, which is all the
+runtime reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from edgedraft.runtime.folder import file_sha256
+
+from . import default_model
+from .errors import ExportError
+
+_MODEL_OPTIONS = {"dtype": torch.float32, "attn_implementation": "eager"}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # holds a model
+class Source:
+    """A loaded model and what a target folder says about it."""
+
+    name: str
+    model: torch.nn.Module  # fp32, evaluation mode
+    tokenizer: Tokenizer
+    chat_template: str | None
+    vocab_size: int  # ids below it are real tokens; the embedding may have more rows
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    context_length: int
+    provenance: dict[str, str]  # source, sha256 of the weights
+
+
+def load_source(source: str) -> Source:
+    """Load a model in fp32; raise ExportError in one line where that is not possible."""
+    path = Path(source)
+    if source == default_model.NAME:
+        return _load_gguf(default_model.fetch_default_model(), source)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ExportError(f"{path}: no such file")
+        return _load_gguf(path, source)
+    if path.is_dir():
+        return _load_folder(path, source)
+    if len(path.parts) != 2 or source.startswith((".", "/", "~")):
+        raise ExportError(
+            f"{source}: no such folder; a source is {default_model.NAME}, a GGUF file, a model "
+            "folder or a hub id such as owner/name"
+        )
+    return _load_hub(source)
+
+
+def _load_gguf(path: Path, source: str) -> Source:
+    _log.info("reading %s", path.name)
+    model = _load(AutoModelForCausalLM, path.parent, gguf_file=path.name, **_MODEL_OPTIONS)
+    if (path.parent / "tokenizer.json").is_file():
+        fast = _load(AutoTokenizer, path.parent)
+        tokenizer = _backend(fast, source)
+    else:
+        fast = _load(AutoTokenizer, path.parent, gguf_file=path.name)
+        tokenizer = _backend(fast, source)
+        _mend_pre_tokenizer(tokenizer, path)
+    name = path.stem.rsplit(".", 1)[0]  # without the quantisation's name
+    provenance = {"source": source, "file": path.name, "sha256": file_sha256(path)}
+    return _source(name, model, fast, tokenizer, provenance)
+
+
+def _load_folder(path: Path, source: str) -> Source:
+    _log.info("reading %s", path)
+    model = _load(AutoModelForCausalLM, path, **_MODEL_OPTIONS)
+    fast = _load(AutoTokenizer, path)
+    weights = sorted(x for x in path.iterdir() if x.suffix in (".safetensors", ".bin"))
+    provenance = {"source": source, "sha256": _sha256_of(weights)}
+    return _source(path.resolve().name, model, fast, _backend(fast, source), provenance)
+
+
+def _load_hub(source: str) -> Source:
+    _log.info("loading %s from the hub", source)
+    model = _load(AutoModelForCausalLM, source, **_MODEL_OPTIONS)
+    fast = _load(AutoTokenizer, source)
+    provenance = {"source": source, "revision": str(getattr(model.config, "_commit_hash", None))}
+    return _source(source.split("/")[1], model, fast, _backend(fast, source), provenance)
+
+
+def _load(kind: Any, where: Path | str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(where, **options)
+    except ImportError as error:
+        raise ExportError(f"{where}: {_first_line(error)}") from error
+    except Exception as error:  # transformers, safetensors and the hub raise their own families
+        _log.debug("cannot load %s", where, exc_info=True)
+        raise ExportError(
+            f"{where}: transformers cannot load it ({type(error).__name__}: {_first_line(error)})"
+        ) from error
+
+
+def _source(
+    name: str, model: Any, fast: Any, tokenizer: Tokenizer, provenance: dict[str, str]
+) -> Source:
+    config = model.config.get_text_config()
+    context_length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(context_length, int):
+        raise ExportError(f"{type(model).__name__} does not say how long its context is")
+    rows = model.get_input_embeddings().weight.shape[0]
+    tokens = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    generation = model.generation_config
+    bos = _token_ids(x.bos_token_id for x in (generation, config, fast) if x is not None)
+    eos = _token_ids(x.eos_token_id for x in (generation, config, fast) if x is not None)
+    template = fast.chat_template
+    return Source(
+        name=name,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        # Some tokenizers carry several templates, of which transformers uses this one for chat.
+        chat_template=template.get("default") if isinstance(template, dict) else template,
+        vocab_size=min(rows, tokens),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=tuple(x for x in eos if x < rows),
+        context_length=context_length,
+        provenance=provenance,
+    )
+
+
+def _token_ids(values: Iterable[int | list[int] | None]) -> list[int]:
+    """Return the ids of several settings, each absent, one id or a list, without repetitions."""
+    ids: dict[int, None] = {}
+    for value in values:
+        if value is not None:
+            ids.update(dict.fromkeys(value if isinstance(value, list) else [value]))
+    return list(ids)
+
+
+def _backend(fast: Any, source: str) -> Tokenizer:
+    """Return a copy of the `tokenizers` object inside a transformers tokenizer."""
+    backend = getattr(fast, "backend_tokenizer", None)
+    if backend is None:
+        raise ExportError(
+            f"{source}: its tokenizer has no fast version, which the runtime needs; "
+            "convert it with transformers and save it beside the model"
+        )
+    tokenizer = Tokenizer.from_str(backend.to_str())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _mend_pre_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Put back what transformers loses of a GGUF file's pre-tokenizer, where we know it."""
+    kind = _pre_tokenizer_kind(path)
+    if kind == "smollm":  # transformers 4.57 to 5.24 drop the digit splitter
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    elif kind:
+        _log.warning(
+            "%s: its %r pre-tokenizer may be converted inexactly; "
+            "put the model's tokenizer.json beside it",
+            *(path.name, kind),
+        )
+
+
+def _pre_tokenizer_kind(path: Path) -> str | None:
+    """Return a GGUF file's `tokenizer.ggml.pre`, found by its key.
+
+    gguf's own reader takes seconds, most of them for the vocabulary.
+    """
+    key, string_type = b"tokenizer.ggml.pre", 8
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = data.find(key) + len(key)
+        if start < len(key):
+            return None
+        kind, length = struct.unpack_from("<IQ", data, start)
+        text = data[start + 12 : start + 12 + length]
+    return text.decode(errors="replace") if kind == string_type else None
+
+
+def _sha256_of(files: list[Path]) -> str:
+    """Return one checksum over the names and checksums of several files."""
+    listing = json.dumps([[x.name, file_sha256(x)] for x in files])
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,144 @@
+"""Makes a target folder out of a loaded model: smooth, trace, quantise, measure, write."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import onnx_ir as ir
+
+from edgedraft.runtime import OnnxModel, open_target_folder
+from edgedraft.runtime.provenance import git_revision
+
+from .decoder import export_decoder
+from .folder import staged_folder, write_graph, write_target
+from .fusion import share_tied_head
+from .optimum_source import export_with_optimum
+from .parity import agreement, fp32_difference, pass_milliseconds, reference_logits
+from .sample_texts import CALIBRATION, HELD_OUT
+from .smooth import smooth
+from .sources import Source
+from .texts import tokenize
+
+Precision: TypeAlias = Literal["int8", "int8-block", "int4-block", "fp32"]
+Way: TypeAlias = Literal["direct", "optimum"]
+_PARITY_TOKENS = 48
+_LEAST_CONTEXT = 32  # room for the passes that are timed
+_PACKAGES = ("edgedraft", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """What the user chose about a target folder."""
+
+    precision: Precision = "int8"
+    via: Way = "direct"
+    hidden_state: bool = False
+    tree: bool = False  # an attention_bias input, which costs up to 1.5 % of a pass
+    max_context: int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("precision", Precision), ("via", Way)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}")
+        if self.max_context is not None and self.max_context < _LEAST_CONTEXT:
+            raise ValueError(f"max_context must be >= {_LEAST_CONTEXT}, got {self.max_context}")
+        if self.via == "optimum" and (self.hidden_state or self.tree):
+            raise ValueError("hidden_state and tree need the direct way")
+
+
+def export_target(
+    source: Source,
+    out: Path,
+    options: TargetOptions,
+    held_out: Sequence[Sequence[int]] | None = None,
+) -> dict[str, Any]:
+    """Export a model into the folder `out` and return what was measured.
+
+    `held_out` are the token sequences the quantised graph is measured on, by default those that
+    ship with the exporter. The source's model is smoothed in place where the precision asks for
+    it. Raises ExportError, and leaves nothing behind, when the graph disagrees with the model.
+    """
+    context_length = min(source.context_length, options.max_context or source.context_length)
+    # The runtime keeps one slot of the context for a dummy row.
+    held_out = [x[: context_length - 1] for x in held_out or tokenize(source, HELD_OUT)]
+    probe = held_out[0][:_PARITY_TOKENS]
+    with staged_folder(out, force=options.force) as stage:
+        # Taken before smoothing, which must not change them either.
+        expected = reference_logits(source.model, probe)
+        if options.precision == "int8":
+            _log.info("smoothing")
+            smooth(source.model, tokenize(source, CALIBRATION))
+        graph = _trace(source, context_length, options)
+        if options.precision == "fp32":
+            share_tied_head(graph.graph)
+
+        def describe(quality: dict[str, Any]) -> None:
+            write_target(
+                stage,
+                source,
+                precision=options.precision,
+                context_length=context_length,
+                quality=quality,
+                provenance=_provenance(source, options),
+            )
+
+        def opened() -> OnnxModel:
+            write_graph(graph, stage)
+            describe({})
+            return OnnxModel(open_target_folder(stage))
+
+        _log.info("comparing the fp32 graph with transformers")
+        model = opened()
+        quality: dict[str, Any] = {
+            "max_logit_difference_fp32": fp32_difference(model, probe, expected)
+        }
+        if options.precision != "fp32":
+            del model  # its weights' file is about to be replaced
+            _log.info("quantising to %s", options.precision)
+            from .quantize import quantize
+
+            quantize(graph, options.precision)
+            model = opened()
+            _log.info("measuring what it costs in accuracy")
+            quality |= asdict(agreement(model, source.model, held_out))
+        _log.info("timing passes")
+        quality["pass_ms"] = pass_milliseconds(model)
+        describe(quality)
+    return quality
+
+
+def _trace(source: Source, context_length: int, options: TargetOptions) -> ir.Model:
+    _log.info("tracing %s", type(source.model).__name__)
+    if options.via == "direct":
+        return export_decoder(
+            source.model, context_length, hidden_state=options.hidden_state, tree=options.tree
+        )
+    return export_with_optimum(source, context_length)
+
+
+def _provenance(source: Source, options: TargetOptions) -> dict[str, Any]:
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_revision": git_revision(Path(__file__).parent),
+        "packages": {name: x for name in _PACKAGES if (x := _version(name)) is not None},
+        "via": options.via,
+        "model": source.provenance,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

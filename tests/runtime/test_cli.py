@@ -1,0 +1,417 @@
+"""The command line: streams, the JSON contract, exit statuses, the conversation."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgedraft.runtime import Engine, Piece, RunStats
+from edgedraft.runtime.cli import build_parser, main
+
+STATS = set(RunStats().as_json())
+
+
+@pytest.fixture
+def target(tiny_folder: Callable[..., Path]) -> str:
+    return str(tiny_folder())
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what puts lines into standard input."""
+
+    def put(*lines: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+    return put
+
+
+def generate(target: str, *options: str, prompt: str = "the sea and ") -> int:
+    return main(
+        ["generate", "--target", target, "--prompt", prompt, "--max-tokens", "12", *options]
+    )
+
+
+def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(target) == 0
+    out, err = capsys.readouterr()
+    answer = Engine.open(target).generate("the sea and ", _config(12))
+    assert out == answer.text + "\n"
+    (line,) = err.splitlines()
+    assert line.startswith("[12 tokens, ") and "tokens per pass, about " in line
+
+
+def _config(max_tokens: int) -> Any:
+    from edgedraft.runtime import DecodeConfig
+
+    return DecodeConfig(max_tokens=max_tokens)
+
+
+def test_the_json_contract_of_outside_scripts(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(target, "--drafter", "none", "--json") == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(document) == {"token_ids", "text", "finish_reason", "stats"}
+    assert len(document["token_ids"]) == 12
+    assert document["finish_reason"] == "length"
+    assert set(document["stats"]) == STATS
+    assert document["stats"]["proposed"] == 0 and document["stats"]["rounds"] == 12
+    assert generate(target, "--json") == 0
+    speculative = json.loads(capsys.readouterr().out)
+    assert speculative["token_ids"] == document["token_ids"]
+    assert speculative["text"] == document["text"]
+
+
+def test_every_decoding_option_reaches_the_request(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Any] = []
+    stream = Engine.stream
+
+    def watch(self: Engine, prompt: Any, config: Any = None) -> Iterator[Piece]:
+        seen.append((config, self.target.config, self.target.folder))
+        return stream(self, prompt, config)
+
+    monkeypatch.setattr(Engine, "stream", watch)
+    options = (
+        "--max-draft-tokens 3 --temperature 0.7 --top-k 9 --top-p 0.9 --min-p 0.1 "
+        "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --seed 5 "
+        "--ignore-eos --threads 1 --provider cpu --stop END --stop ZZZ"
+    )
+    assert generate(target, *options.split()) == 0
+    ((config, session, _),) = seen
+    sampling = config.sampling
+    assert (config.max_tokens, config.max_draft_tokens, config.ignore_eos) == (12, 3, True)
+    assert config.stop == ("END", "ZZZ")
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (
+        0.7,
+        9,
+        0.9,
+        0.1,
+    )
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.1, 0.2)
+    assert (sampling.frequency_penalty, sampling.seed) == (0.3, 5)
+    assert (session.threads, session.providers) == (1, ("cpu",))
+
+
+def test_system_text_and_raw_text_change_the_prompt(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine.open(target)
+    lengths = []
+    for options in ([], ["--raw"], ["--system", "be brief"]):
+        assert generate(target, "--json", *options) == 0
+        lengths.append(json.loads(capsys.readouterr().out)["stats"]["prompt_tokens"])
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "the sea and "},
+    ]
+    assert lengths == [
+        len(engine.encode("the sea and ")),
+        len(engine.encode("the sea and ", raw=True)),
+        len(engine.encode(messages)),
+    ]
+
+
+def test_a_dash_reads_the_prompt_from_stdin(
+    target: str, say: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(target, "--json", prompt="the sea\nand a ring\n") == 0
+    given = json.loads(capsys.readouterr().out)
+    say("the sea", "and a ring")
+    assert generate(target, "--json", prompt="-") == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == given["token_ids"]
+
+
+def test_the_target_may_come_from_the_environment(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEDRAFT_TARGET", target)
+    assert main(["generate", "--prompt", "a", "--max-tokens", "2"]) == 0
+    capsys.readouterr()
+    monkeypatch.delenv("EDGEDRAFT_TARGET")
+    assert main(["generate", "--prompt", "a"]) == 2
+    assert "give --target DIR or set EDGEDRAFT_TARGET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("generate --target {target}/none --prompt a", "no such folder"),
+        ("generate --target {target} --prompt a --temperature -1", "temperature must be >= 0"),
+        ("generate --target {target} --prompt a --max-tokens 0", "max_tokens must be >= 1, got 0"),
+        ("generate --target {target} --prompt a --threads 0", "threads must be >= 1"),
+        ("generate --target {target} --prompt a --provider warp", "execution provider 'warp'"),
+        ("generate --target {target} --prompt a --raw --system b", "--system needs"),
+        ("generate --target {target} --prompt a --drafter magic", "invalid choice: 'magic'"),
+        ("generate --target {target} --prompt a --seed x", "invalid int value"),
+        ("generate --target {target}", "--prompt"),
+        ("dance", "invalid choice: 'dance'"),
+        ("", "COMMAND"),
+        ("inspect {target}/none", "no such folder"),
+        ("plan --target {target}/none", "no such folder"),
+        ("chat --target {target}/none", "no such folder"),
+        ("bench --target {target} --prompts {target}/none.jsonl", "cannot be read"),
+    ],
+)
+def test_a_known_error_is_one_line_and_status_2(
+    target: str, capsys: pytest.CaptureFixture[str], command: str, complaint: str
+) -> None:
+    assert main(command.format(target=target).split()) == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert line.startswith("edgedraft: ") and complaint in line
+    assert out == ""
+
+
+def test_a_bug_is_not_passed_off_as_a_users_error(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Engine, "encode", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        generate(target)
+
+
+def test_an_empty_prompt_is_refused(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate(target, "--raw", prompt="") == 2
+    assert "the prompt holds no tokens" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_130_and_without_a_traceback(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "stream", interrupted)
+    assert generate(target) == 130
+    assert capsys.readouterr().err == "\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])  # flushed at once, and at the end
+def test_a_reader_that_goes_away_ends_the_command_quietly(target: str, options: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "edgedraft.runtime", "generate", "--target", target]
+            + ["--prompt", "the sea", "--max-tokens", "8", *options],
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    finally:
+        os.close(write_end)
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+def test_warnings_of_the_runtime_are_shown_once_each_time(
+    tiny_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tiny_folder(contract="genai", last_row_only=True))
+    for _ in range(2):
+        assert generate(folder) == 0
+        warnings = [x for x in capsys.readouterr().err.splitlines() if "verified" in x]
+        assert len(warnings) == 1 and warnings[0].startswith("edgedraft: ")
+
+
+def chat(target: str, *options: str) -> int:
+    return main(["chat", "--target", target, "--max-tokens", "8", *options])
+
+
+def test_a_conversation_is_kept_and_reset(
+    target: str,
+    say: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    forgotten: list[None] = []
+    forget = Engine.forget
+    monkeypatch.setattr(Engine, "forget", lambda self: forgotten.append(forget(self)))
+    say("the sea", "a ring", "/reset", "the sea", "", "/quit", "never read")
+    assert chat(target, "--system", "be brief") == 0
+    assert len(forgotten) == 1  # what the lookup could copy from is gone too
+    out, err = capsys.readouterr()
+
+    engine, config = Engine.open(target), _config(8)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the sea"}]
+    first = engine.generate(messages, config).text
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "a ring"}]
+    second = engine.generate(messages, config).text
+    assert out == f"{first}\n{second}\n{first}\n"
+    assert err.count("tokens per pass, about") == 3
+
+
+def test_chat_commands_answer_on_stderr(
+    target: str, say: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    say("/help", "/dance", "a", "b", "/stats")
+    assert chat(target) == 0
+    err = capsys.readouterr().err
+    for command in ("/help", "/reset", "/stats", "/quit"):
+        assert f"{command} " in err
+    assert "no command /dance" in err
+    assert err.splitlines()[-1].startswith("16 tokens, ")
+
+
+def test_a_full_context_drops_the_oldest_turns_with_a_note(
+    tiny_folder: Callable[..., Path], say: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    say(*["a ring"] * 6, "x" * 200, "a ring", "/stats")
+    assert chat(str(tiny_folder(context_length=128)), "--ignore-eos") == 0
+    out, err = capsys.readouterr()
+    assert "the oldest 2 messages are forgotten" in err
+    assert "the context holds 127: shorten it; the message was left out" in err
+    assert err.splitlines()[-1].startswith("56 tokens, ")  # seven answers, the long one refused
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_session(
+    target: str,
+    say: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream, interrupts = Engine.stream, iter([True])
+
+    def interrupted(self: Engine, prompt: Any, config: Any = None) -> Iterator[Piece]:
+        for piece in stream(self, prompt, config):
+            if next(interrupts, False):
+                os.kill(os.getpid(), signal.SIGINT)
+            yield piece
+
+    monkeypatch.setattr(Engine, "stream", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    say("the sea", "a ring")
+    assert chat(target, "--ignore-eos", "--drafter", "none") == 0
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == "(stopped)" and err[1].startswith("[2 tokens, ")
+    assert err[-1].startswith("[8 tokens, ")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_leave(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = iter([KeyboardInterrupt, EOFError])
+
+    def read(prompt: str = "") -> str:
+        raise next(events)
+
+    monkeypatch.setattr("builtins.input", read)
+    assert chat(target) == 0
+    assert "/quit or Ctrl-D" in capsys.readouterr().err
+
+
+def test_chat_without_a_template_is_refused(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(target, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["chat_template"] = None
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert chat(str(folder)) == 2
+    assert "has no chat template" in capsys.readouterr().err
+
+
+def test_inspect_shows_the_facts_of_the_graph_and_the_manifest(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", target, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["layers"], facts["kv_heads"], facts["head_dim"]) == (2, 2, 16)
+    assert facts["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    assert facts["checksums"] == "verified"
+    assert facts["can_verify_drafts"] is True and facts["chat_template"] is True
+    assert set(facts["files"]) == {
+        "chat_template.jinja",
+        "decoder.onnx",
+        "manifest.json",
+        "tokenizer.json",
+    }
+    assert main(["inspect", target]) == 0
+    out = capsys.readouterr().out
+    assert "layers                   2" in out and "decoder.onnx" in out
+
+
+def test_inspect_lists_the_quality_that_was_measured(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "measured"
+    shutil.copytree(target, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["quality"] = {"kl": 0.01234567, "pass_ms": {"1": 10.0}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["inspect", str(folder)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "kl 0.01235" in lines and "pass_ms 1 10" in lines
+
+
+def test_inspect_says_which_file_is_damaged(
+    target: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(target, folder)
+    # As for large weights: their size alone is compared when a folder is opened.
+    monkeypatch.setattr("edgedraft.runtime.folder._ALWAYS_HASHED_BYTES", 0)
+    graph = folder / "decoder.onnx"
+    content = bytearray(graph.read_bytes())
+    content[-100] ^= 1
+    graph.write_bytes(content)
+    assert main(["inspect", str(folder)]) == 2
+    assert "decoder.onnx: its checksum differs" in capsys.readouterr().err
+
+
+def test_plan_prints_the_costs_and_what_follows(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "plans"
+    command = ["plan", "--target", target, "--threads", "1", "--state", str(state)]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    rows = [line.split()[0] for line in out.splitlines() if line.endswith("x")]
+    assert rows == ["1", "2", "3", "4", "6", "8", "12", "16"]
+    assert "The faster plain loop has" in out and "A draft of 8 costs" in out
+    assert "0.5 KiB per token" in out
+
+    (remembered,) = state.rglob("plans.json")
+    before = remembered.read_text()
+    assert main(command) == 0 and remembered.read_text() == before
+    assert main([*command, "--remeasure"]) == 0 and remembered.read_text() != before
+
+
+def test_plan_says_when_nothing_can_be_verified(
+    tiny_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_folder(contract="genai", last_row_only=True)
+    assert main(["plan", "--target", str(folder)]) == 0
+    assert "cannot verify several rows" in capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        build_parser().parse_args(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for command in ("generate", "chat", "bench", "inspect", "plan"):
+        assert command in out
