@@ -44,6 +44,7 @@ def export_with_optimum(source: Source, context_length: int | None = None) -> ir
     MissingExtraError without optimum, and ExportError for a model that it cannot export.
     """
     export, name = need_optimum(), type(source.model).__name__
+    _check_rope_was_read(source)
     for module in source.model.modules():
         if hasattr(module, "rope_type"):
             check_static_rope(module, context_length or source.context_length)
@@ -72,6 +73,17 @@ def export_with_optimum(source: Source, context_length: int | None = None) -> ir
     if not select_logit_rows(model.graph):
         _log.warning("%s: its head was not found, so a prefill computes all logits", name)
     return model
+
+
+def _check_rope_was_read(source: Source) -> None:
+    """Refuse a model saved by transformers 5 whose rotary base transformers 4 has not read."""
+    config: Any = source.model.config
+    saved = getattr(config, "rope_parameters", None) or {}
+    if saved.get("rope_theta") not in (None, getattr(config, "rope_theta", None)):
+        raise ExportError(
+            f"{source.name}: transformers 5 saved it, and this transformers misses its rotary base; "
+            f'add "rope_theta": {saved["rope_theta"]} to its config.json'
+        )
 
 
 def need_optimum() -> Callable[..., Any]:

@@ -93,11 +93,11 @@ def rotate_residual_stream(model: torch.nn.Module) -> bool:
 def rotate_values(attention: Any) -> None:
     """Rotate the values of every head in place, between `v_proj` and `o_proj`."""
     values, output = attention.v_proj, attention.o_proj
-    heads = (-1, attention.head_dim)
-    _rotate_rows(values.weight.T.unflatten(-1, heads))
+    width = attention.head_dim
+    _rotate_rows(values.weight.T.view(values.in_features, -1, width))
     if values.bias is not None:
-        _rotate_rows(values.bias.unflatten(-1, heads))
-    _rotate_rows(output.weight.unflatten(-1, heads))
+        _rotate_rows(values.bias.view(-1, width))
+    _rotate_rows(output.weight.view(output.out_features, -1, width))
 
 
 def rotated(rows: torch.Tensor) -> torch.Tensor:
@@ -106,18 +106,21 @@ def rotated(rows: torch.Tensor) -> torch.Tensor:
     power = width & -width  # the largest power of two that divides it
     generator = torch.Generator().manual_seed(width)
     signs = 2.0 * torch.randint(2, (width,), generator=generator, dtype=torch.float64) - 1
-    square = torch.randn(width // power, width // power, generator=generator, dtype=torch.float64)
-    mixed = torch.linalg.qr(square).Q @ (rows.double() * signs).unflatten(-1, (-1, power))
+    odd = width // power
+    square = torch.randn(odd, odd, generator=generator, dtype=torch.float64)
+    signed = (rows.double() * signs).reshape(-1, odd, power)
+    mixed = torch.linalg.qr(square).Q @ signed
     half = 1
     while half < power:  # the butterflies of a fast Hadamard transform
-        low, high = mixed.unflatten(-1, (-1, 2, half)).unbind(-2)
-        mixed = torch.stack((low + high, low - high), dim=-2).flatten(-3)
+        low, high = mixed.view(-1, 2, half).unbind(1)
+        mixed = torch.stack((low + high, low - high), dim=1)
         half *= 2
-    return mixed.flatten(-2) / power**0.5
+    result: torch.Tensor = mixed.reshape(rows.shape) / power**0.5
+    return result
 
 
 def _rotate_rows(rows: torch.Tensor) -> None:
-    for part in rows.split(_CHUNK_ROWS):
+    for part in torch.split(rows, _CHUNK_ROWS):
         part.copy_(rotated(part))
 
 

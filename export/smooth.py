@@ -25,8 +25,9 @@ from .rotate import decoder_layers, norm_offset, rotate_residual_stream, rotate_
 
 _ACTIVATION_POWERS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 _WEIGHT_POWERS = (0.0, 0.3, 0.6)
-_ROWS = 256  # calibration rows a search looks at
+_ROWS = 256  # calibration rows a search compares; four times as many give the same KL
 _LEVELS = 127
+_LEAST = 1e-9  # stands in for 0 where something is divided by it
 # The norm in front of the MLP, by all norms a layer has.
 _MLP_NORMS = {
     frozenset({"input_layernorm", "post_attention_layernorm"}): "post_attention_layernorm",
@@ -51,6 +52,21 @@ class _Link:
     readers: tuple[Any, ...]  # linears that read the same input
 
 
+class _Inputs:
+    """What a linear got during calibration: every so many rows, and the reach of all of them."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self.rows: list[torch.Tensor] = []
+        self.reach = torch.zeros(1)  # (width,) after the first rows: max |x_j|
+
+    def add(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Take note of one call; a forward pre-hook."""
+        rows = inputs[0].flatten(0, -2)
+        self.rows.append(rows[:: self._every].clone())
+        self.reach = torch.maximum(self.reach, rows.abs().amax(0))
+
+
 @torch.no_grad()
 def smooth(model: torch.nn.Module, calibration: Sequence[Sequence[int]]) -> None:
     """Rotate and smooth a transformers model in place; its fp32 output stays the same.
@@ -71,10 +87,10 @@ def smooth(model: torch.nn.Module, calibration: Sequence[Sequence[int]]) -> None
         links.append(_Link(_rows_divider(layer.mlp.up_proj), (layer.mlp.down_proj,)))
         if not stream_rotated:  # rotation leaves the readers of the stream nothing to smooth
             links += _norm_links(layer)
-    inputs = _inputs(model, calibration, [link.readers[0] for link in links])
-    for number, (link, rows) in enumerate(zip(links, inputs, strict=True), 1):
+    inputs = _observe(model, calibration, [link.readers[0] for link in links])
+    for number, (link, observed) in enumerate(zip(links, inputs, strict=True), 1):
         _log.info("smoothing %d of %d", number, len(links))
-        scale = _best_scale(rows, torch.cat([x.weight for x in link.readers]))
+        scale = _best_scale(observed, torch.cat([x.weight for x in link.readers]))
         link.divide(scale)
         for reader in link.readers:
             reader.weight.mul_(scale)
@@ -110,36 +126,34 @@ def _gain_divider(norm: Any, offset: float) -> Callable[[torch.Tensor], None]:
     return divide
 
 
-def _inputs(
+def _observe(
     model: torch.nn.Module, calibration: Sequence[Sequence[int]], linears: Sequence[Any]
-) -> list[torch.Tensor]:
-    """Return up to `_ROWS` input rows of every linear, spread evenly over the calibration."""
-    stride = max(1, sum(map(len, calibration)) // _ROWS)
-    seen: list[list[torch.Tensor]] = [[] for _ in linears]
-
-    def keeper(rows: list[torch.Tensor]) -> Callable[[Any, tuple[torch.Tensor]], None]:
-        return lambda _, inputs: rows.append(inputs[0].flatten(0, -2)[::stride].clone())
-
+) -> list[_Inputs]:
+    """Run the calibration through the model and return what every linear got."""
+    every = max(1, sum(map(len, calibration)) // _ROWS)
+    observed = [_Inputs(every) for _ in linears]
     hooks = [
-        linear.register_forward_pre_hook(keeper(rows))
-        for linear, rows in zip(linears, seen, strict=True)
+        linear.register_forward_pre_hook(inputs.add)
+        for linear, inputs in zip(linears, observed, strict=True)
     ]
+    call: Any = model
     try:
         for tokens in calibration:
             if tokens:
-                model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
+                call(input_ids=torch.tensor([list(tokens)]), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
-    return [torch.cat(rows) for rows in seen]
+    return observed
 
 
-def _best_scale(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _best_scale(inputs: _Inputs, weight: torch.Tensor) -> torch.Tensor:
     """Return the scale of every channel, shape (width,), that loses least in int8."""
-    reach = rows.abs().amax(0).clamp_min(1e-6)
-    weight_reach = weight.abs().amax(0).clamp_min(1e-6)
+    rows = torch.cat(inputs.rows)
+    reach = inputs.reach.clamp_min(_LEAST)
+    weight_reach = weight.abs().amax(0).clamp_min(_LEAST)
     exact = rows @ weight.T
-    size = exact.square().sum(-1).clamp_min(1e-12)
+    size = exact.square().sum(-1).clamp_min(_LEAST)
 
     def loss(scale: torch.Tensor) -> float:
         error = _int8(rows / scale) @ _int8(weight * scale).T - exact
@@ -149,10 +163,10 @@ def _best_scale(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     for a, b in product(_ACTIVATION_POWERS, _WEIGHT_POWERS):
         logs = a * reach.log() - b * weight_reach.log()
         scales.append((logs - logs.mean()).exp())
-    return min((torch.ones_like(reach), *scales), key=loss)
+    return min(scales, key=loss)
 
 
 def _int8(rows: torch.Tensor) -> torch.Tensor:
     """Round every row to multiples of its largest value / 127, as the int8 graph does."""
-    step = rows.abs().amax(-1, keepdim=True).clamp_min(1e-30) / _LEVELS
+    step = rows.abs().amax(-1, keepdim=True).clamp_min(_LEAST) / _LEVELS
     return (rows / step).round() * step

@@ -21,6 +21,7 @@ from .folder import staged_folder, write_graph, write_target
 from .fusion import share_tied_head
 from .optimum_source import export_with_optimum
 from .parity import agreement, fp32_difference, pass_milliseconds, reference_logits
+from .quantize import quantize
 from .sample_texts import CALIBRATION, HELD_OUT
 from .smooth import smooth
 from .sources import Source
@@ -105,8 +106,6 @@ def export_target(
         if options.precision != "fp32":
             del model  # its weights' file is about to be replaced
             _log.info("quantising to %s", options.precision)
-            from .quantize import quantize
-
             quantize(graph, options.precision)
             model = opened()
             _log.info("measuring what it costs in accuracy")

@@ -70,7 +70,15 @@ def compare_peers(
             **facts,
             "prompts": len(timed),
             "tokens_per_second": _tokens_per_second(timed, kinds),
-            "variants": {kind: _tokens_per_second(timed, [kind]) for kind in kinds},
+            "variants": {
+                kind: {
+                    "tokens_per_second": _tokens_per_second(timed, [kind]),
+                    "our_plain_over_variant": median(
+                        r.token_s(kind) / r.plain_token_s for r in timed
+                    ),
+                }
+                for kind in kinds
+            },
             "our_plain_tokens_per_second": _tokens_per_second(timed, PLAIN),
             "our_plain_over_peer": median(
                 s / r.plain_token_s for s, r in zip(peer_s, timed, strict=True)

@@ -195,7 +195,7 @@ class Engine:
         self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig
     ) -> Iterator[Piece]:
         is_ids = not isinstance(prompt, str) and all(isinstance(t, Integral) for t in prompt)
-        ids = [int(t) for t in prompt] if is_ids else self.encode(prompt)  # type: ignore[arg-type, call-overload]
+        ids = [int(t) for t in prompt] if is_ids else self.encode(prompt)  # type: ignore[arg-type]
         text = TextStream(self.tokenizer, config.stop)
         self.stats = stats = RunStats(prompt_tokens=len(ids))
         finish: FinishReason = "cancelled"

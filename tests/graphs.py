@@ -27,6 +27,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from edgedraft.runtime import OnnxModel, SessionConfig, TargetFolder
+
 TINY_VOCAB_SIZE = 290  # of `byte_level_tokenizer`
 
 Contract = Literal["own", "genai", "concat"]
@@ -63,6 +65,7 @@ class DecoderSpec:
     symbolic_head_dim: bool | None = None  # None: as the contract's exporter does it
     cache_dtype: Literal["float32", "float16"] = "float32"
     temperature: float = 0.35  # divides the logits: lower is more decided
+    near_ties: bool = False  # logits that differ in their last bits only
 
     @property
     def width(self) -> int:
@@ -171,11 +174,12 @@ def decoder_graph(spec: DecoderSpec | None = None, **changes: Any) -> bytes:
         hidden = g.op("Gather", hidden, rows, axis=1)
     if spec.last_row_only:
         hidden = g.op("Gather", hidden, g.const([-1], np.int64), axis=1)
-    logits = g.op(
-        "MatMul",
-        _norm(g, width, hidden),
-        g.random(width, spec.vocab_size, scale=width**-0.5 / spec.temperature),
-    )
+    head = g.random(width, spec.vocab_size, scale=width**-0.5 / spec.temperature)
+    if spec.near_ties:
+        # All columns are one, up to a few last bits.
+        tied = g.random(width, 1, scale=width**-0.5)
+        head = g.op("Add", tied, g.op("Mul", head, g.const(2e-7)))
+    logits = g.op("MatMul", _norm(g, width, hidden), head)
     if spec.padded_columns:
         # A reader that samples padding would choose these at once.
         pad = g.const([0] * 5 + [spec.padded_columns], np.int64)
@@ -457,3 +461,24 @@ def tiny_target(path: Path, *, context_length: int = 512, **changes: Any) -> Pat
         config = {"max_position_embeddings": context_length, "eos_token_id": eos}
         (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return path
+
+
+def golden_model() -> OnnxModel:
+    """Return the model of `golden/tiny_decoder.onnx`, which other implementations load too."""
+    graph = Path(__file__).parent / "golden" / "tiny_decoder.onnx"
+    folder = TargetFolder(
+        path=graph.parent,
+        name="golden",
+        graph=graph,
+        tokenizer=graph,
+        chat_template=None,
+        vocab_size=40,
+        context_length=128,
+        bos_token_id=None,
+        eos_token_ids=(),
+        exporter="edgedraft",
+        precision="fp32",
+        head_dim=None,
+        fingerprint="golden",
+    )
+    return OnnxModel(folder, SessionConfig(threads=1))

@@ -140,11 +140,13 @@ def test_importing_the_command_line_brings_no_heavy_package() -> None:
 def test_importing_changes_neither_environment_nor_logging_nor_randomness() -> None:
     code = """
 import logging, os, random, numpy
-before = dict(os.environ), random.getstate(), list(logging.root.handlers), logging.root.level
-noise = numpy.random.get_state()[1].tolist()
+def state():
+    log = logging.root
+    noise = numpy.random.get_state()[1].tolist()
+    return dict(os.environ), random.getstate(), list(log.handlers), log.level, noise
+before = state()
 import edgedraft.runtime.cli
-assert (dict(os.environ), random.getstate(), list(logging.root.handlers), logging.root.level) == before
-assert numpy.random.get_state()[1].tolist() == noise
+assert state() == before
 """
     assert run_python(code) == ""
 

@@ -67,6 +67,22 @@ def test_an_exported_folder_runs_and_says_what_was_measured(
     assert main(["check", str(out)]) == 2
 
 
+def test_a_quantised_folder_says_what_it_lost(
+    source_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = tmp_path / "evaluation.txt"
+    evaluation.write_text("Some text that nobody calibrated on.")
+    out = tmp_path / "out"
+    arguments = ["target", str(source_folder), "--out", str(out), "--precision", "int8"]
+    assert main([*arguments, "--eval-text", str(evaluation)]) == 0
+    assert "KL to fp32 (nats)" in capsys.readouterr().out
+    folder = open_target_folder(out)
+    assert folder.precision == "int8"
+    assert folder.quality["positions"] == len(evaluation.read_text()) - 1  # one token a byte
+    assert 0 < folder.quality["kl"] < 0.1
+    assert folder.quality["max_logit_difference_fp32"] < 1e-3, "smoothing changed the fp32 model"
+
+
 def test_a_graph_that_disagrees_leaves_nothing_behind(
     source_folder: Path,
     tmp_path: Path,
