@@ -76,13 +76,17 @@ def export_with_optimum(source: Source, context_length: int | None = None) -> ir
 
 
 def _check_rope_was_read(source: Source) -> None:
-    """Refuse a model saved by transformers 5 whose rotary base transformers 4 has not read."""
+    """Refuse a model saved by transformers 5 whose rotary settings transformers 4 has not read."""
     config: Any = source.model.config
     saved = getattr(config, "rope_parameters", None) or {}
-    if saved.get("rope_theta") not in (None, getattr(config, "rope_theta", None)):
+    saved = saved.get("full_attention", saved)
+    lost = saved.get("rope_theta") not in (None, getattr(config, "rope_theta", None))
+    if saved.get("rope_type", "default") != "default" and not config.rope_scaling:
+        lost = True
+    if lost:
         raise ExportError(
-            f"{source.name}: transformers 5 saved it, and this transformers misses its rotary base; "
-            f'add "rope_theta": {saved["rope_theta"]} to its config.json'
+            f"{source.name}: transformers 5 saved it, and transformers 4 does not read its "
+            "rope_parameters; copy them to rope_theta and rope_scaling in its config.json"
         )
 
 

@@ -66,7 +66,7 @@ def quantize_columns(weight: FloatArray) -> tuple[Int8Array, FloatArray]:
     scales = np.empty(weight.shape[1], np.float32)
     for start in range(0, weight.shape[1], _CHUNK):
         part = weight[:, start : start + _CHUNK]
-        scale = np.abs(part).max(axis=0) / np.float32(_LEVELS)
+        scale = (np.abs(part).max(axis=0) / _LEVELS).astype(np.float32)
         integers[:, start : start + _CHUNK] = np.rint(part / _nonzero(scale))
         scales[start : start + _CHUNK] = scale
     return integers, scales
@@ -90,7 +90,7 @@ def quantize_blocks(weight: FloatArray, bits: int) -> tuple[UInt8Array, FloatArr
         part = part.reshape(-1, blocks, _BLOCK)
         largest = np.take_along_axis(part, np.abs(part).argmax(axis=-1)[..., None], axis=-1)
         # The range reaches one step further below zero than above: the largest value goes there.
-        scale = largest / -middle
+        scale = largest / np.float32(-middle)
         whole = np.rint(part / _nonzero(scale)) + middle
         whole = whole.clip(0, 2 * middle - 1).astype(np.uint8)
         levels[chunk] = whole if bits == 8 else whole[..., ::2] | whole[..., 1::2] << 4

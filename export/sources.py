@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -113,6 +114,7 @@ def _source(
     name: str, model: Any, fast: Any, tokenizer: Tokenizer, provenance: dict[str, str]
 ) -> Source:
     config = model.config.get_text_config()
+    _check_rope_was_read(config, name)
     context_length = getattr(config, "max_position_embeddings", None)
     if not isinstance(context_length, int):
         raise ExportError(f"{type(model).__name__} does not say how long its context is")
@@ -134,6 +136,23 @@ def _source(
         context_length=context_length,
         provenance=provenance,
     )
+
+
+def _check_rope_was_read(config: Any, name: str) -> None:
+    """Refuse a model saved by transformers 5 whose rotary settings transformers 4 ignores."""
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        return
+    saved = getattr(config, "rope_parameters", None) or {}
+    saved = saved.get("full_attention", saved)
+    scaled = saved.get("rope_type", "default") != "default"
+    if saved.get("rope_theta") not in (None, getattr(config, "rope_theta", None)) or (
+        scaled and not getattr(config, "rope_scaling", None)
+    ):
+        raise ExportError(
+            f"{name}: transformers {transformers.__version__} does not read the rope_parameters "
+            "that transformers 5 saved; use transformers 5, or copy them to rope_theta and "
+            "rope_scaling in config.json"
+        )
 
 
 def _token_ids(values: Iterable[int | list[int] | None]) -> list[int]:

@@ -173,13 +173,14 @@ class Engine:
         self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig | None = None
     ) -> Answer:
         """Answer a prompt at once; see `stream`."""
-        pieces = list(self.stream(prompt, config))
-        return Answer(
-            tuple(t for p in pieces if p.trace for t in p.trace.emitted),
-            "".join(p.text for p in pieces),
-            pieces[-1].finish_reason or "cancelled",
-            self.stats,
-        )
+        token_ids: list[int] = []
+        text: list[str] = []
+        finish: FinishReason = "cancelled"
+        for piece in self.stream(prompt, config):  # a kept piece would keep its logits
+            token_ids += piece.trace.emitted if piece.trace else ()
+            text.append(piece.text)
+            finish = piece.finish_reason or finish
+        return Answer(tuple(token_ids), "".join(text), finish, self.stats)
 
     def cancel(self) -> None:
         """End the running request after its present round; may be called from another thread."""

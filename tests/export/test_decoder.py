@@ -13,12 +13,12 @@ import onnxruntime as ort
 import pytest
 import torch
 import transformers as hf
-from tiny_models import CONFIGS, CONTEXT, make_model, open_graph, reference
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgedraft.export.decoder import export_decoder
 from edgedraft.export.errors import ExportError
 from edgedraft.export.fusion import share_tied_head
+from tiny_models import CONFIGS, CONTEXT, make_model, open_graph, reference
 
 # All nodes of a graph of two layers: ten a layer, and four for embedding, norm, rows and head.
 _LEAN = 24

@@ -17,7 +17,6 @@ import onnx_ir as ir
 import pytest
 import torch
 import transformers as hf
-from tiny_models import CONTEXT, make_model, open_graph, reference
 
 from edgedraft.export.cli import main
 from edgedraft.export.errors import ExportError
@@ -30,6 +29,7 @@ from edgedraft.export.sources import Source
 from edgedraft.runtime import DecodeConfig, Engine, open_target_folder
 from edgedraft.runtime.ort_session import onnxruntime
 from graphs import TINY_VOCAB_SIZE, byte_level_tokenizer
+from tiny_models import CONTEXT, make_model, open_graph, reference
 
 needs_optimum = pytest.mark.skipif(
     find_spec("optimum") is None or find_spec("optimum.exporters") is None,
@@ -278,12 +278,12 @@ def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
 
 
 @needs_optimum
-@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
-def test_the_command_makes_a_folder_that_answers_as_transformers_does(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("name", "precision"), [("qwen2", "fp32"), ("gpt2", "int8")])
+def test_the_command_makes_a_folder_that_speculates_losslessly(
+    name: str, precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = save_model(CONFIGS[name](), tmp_path / "model")
-    arguments = ["target", str(tmp_path / "model"), "--via", "optimum", "--precision", "fp32"]
+    arguments = ["target", str(tmp_path / "model"), "--via", "optimum", "--precision", precision]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert "max |logit difference| in fp32" in capsys.readouterr().out
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
@@ -291,8 +291,13 @@ def test_the_command_makes_a_folder_that_answers_as_transformers_does(
     assert manifest["provenance"]["via"] == "optimum"
     assert manifest["quality"]["max_logit_difference_fp32"] < 1e-4
     plain, _, engine = answers(tmp_path / "out")
-    assert plain == greedy(model, len(plain))
     assert engine.target.folder.exporter == "edgedraft"
+    if precision == "fp32":
+        assert plain == greedy(model, len(plain))
+    else:
+        assert manifest["quality"]["kl"] < 0.01
+        stored = (tmp_path / "out/decoder.onnx.data").stat().st_size
+        assert stored < 2 * sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("between", ["Softmax", "Add of a matrix", "MatMul of activations"])
@@ -343,3 +348,22 @@ def test_a_rotation_that_would_change_with_the_length_is_refused() -> None:
     config = hf.LlamaConfig(**_LLAMA, rope_scaling=rope)
     with pytest.raises(ExportError, match=f"--max-context {CONTEXT}"):
         export_with_optimum(source_of(make_model(config)), context_length=CONTEXT + 1)
+
+
+@needs_optimum
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"rope_theta": 500000.0, "rope_type": "default"},
+        {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0},
+        {"full_attention": {"rope_theta": 500000.0}, "sliding_attention": {"rope_theta": 10000.0}},
+    ],
+    ids=["base", "scaling", "base of one kind of layer"],
+)
+def test_rotary_settings_that_only_transformers_5_reads_are_not_lost_in_silence(
+    saved: dict[str, Any],
+) -> None:
+    model = make_model(CONFIGS["llama"]())
+    model.config.rope_parameters = saved
+    with pytest.raises(ExportError, match="copy them to rope_theta and rope_scaling"):
+        export_with_optimum(source_of(model))

@@ -193,20 +193,19 @@ def test_what_feeds_several_products_is_quantised_once() -> None:
     assert types.count("MatMulIntegerToFloat") == 2
 
 
-@pytest.mark.parametrize("opened", ["x @ y", "alpha", "transA"])
-def test_other_products_are_left_alone(opened: str) -> None:
-    weights = {"w": normal(WIDTH, WIDTH)}
-    if opened == "x @ y":
-        node = helper.make_node("MatMul", ["x", "x"], ["y"])
-    else:
-        node = helper.make_node(
-            "Gemm", ["x", "w"], ["y"], **{opened: 2 if opened == "alpha" else 1}
-        )
-        if opened == "alpha":
-            node = helper.make_node("Gemm", ["x", "w"], ["y"], alpha=2.0)
-    model = graph([node], weights, {"x": [WIDTH, WIDTH]})
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("MatMul", ["x", "x"], ["y"]),
+        helper.make_node("MatMul", ["w", "x"], ["y"]),
+        helper.make_node("Gemm", ["x", "w"], ["y"], alpha=2.0),
+        helper.make_node("Gemm", ["x", "w"], ["y"], transA=1),
+    ],
+)
+def test_other_products_are_left_alone(node: onnx.NodeProto) -> None:
+    model = graph([node], {"w": normal(WIDTH, WIDTH)}, {"x": [WIDTH, WIDTH]})
     quantize(model, "int8")
-    assert [node.op_type for node in model.graph] == [node.op_type]
+    assert [x.op_type for x in model.graph] == [node.op_type]
 
 
 @pytest.mark.parametrize("bits", [4, 8])

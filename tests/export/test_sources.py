@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONFIGS, VOCAB, make_model, save_folder
+import transformers
 from tokenizers import Tokenizer
 
 from edgedraft.export import default_model
@@ -19,6 +20,7 @@ from edgedraft.export.errors import ExportError
 from edgedraft.export.sample_texts import CALIBRATION, HELD_OUT
 from edgedraft.export.sources import load_source
 from edgedraft.export.texts import read_texts, tokenize
+from tiny_models import CONFIGS, VOCAB, make_model, save_folder
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +41,23 @@ def test_a_folder_gives_model_tokenizer_and_facts(folder: Path) -> None:
     assert len(source.provenance["sha256"]) == 64
 
 
+def test_rotary_settings_that_transformers_would_miss(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    settings = json.loads((copy / "config.json").read_text())
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 12345.0}
+    (copy / "config.json").write_text(json.dumps(settings))
+    if int(transformers.__version__.split(".")[0]) < 5:
+        with pytest.raises(ExportError, match="does not read the rope_parameters"):
+            load_source(str(copy))
+    else:
+        config: Any = load_source(str(copy)).model.config
+        assert config.rope_parameters["rope_theta"] == 12345.0
+
+
 def test_every_end_token_of_either_configuration_counts(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in folder.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(folder, copy)
     settings = json.loads((copy / "generation_config.json").read_text())
     (copy / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [9, 7]}))
     assert load_source(str(copy)).eos_token_ids == (9, 7, 2)

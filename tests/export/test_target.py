@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import CONFIGS, CONTEXT, make_model, open_graph, reference, save_folder
 
 from edgedraft.export import target as target_module
 from edgedraft.export.cli import main
@@ -18,6 +17,7 @@ from edgedraft.export.folder import staged_folder
 from edgedraft.export.parity import agreement, fp32_difference, reference_logits
 from edgedraft.runtime import OnnxModel, open_target_folder
 from edgedraft.runtime.folder import check_files
+from tiny_models import CONFIGS, CONTEXT, make_model, open_graph, reference, save_folder
 
 
 @pytest.fixture(scope="module")

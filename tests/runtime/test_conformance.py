@@ -321,8 +321,13 @@ def test_a_proposer_is_asked_for_no_more_than_fits() -> None:
     model = TableModel(table, context_length=24, max_rows=6)
     proposer = OracleProposer(PROMPT, VOCAB, mistakes=1.0)
     run(model, DecodeConfig(max_tokens=40, max_draft_tokens=9), proposer)
-    for committed, budget in proposer.asked:
+    run(model, DecodeConfig(max_tokens=8, max_draft_tokens=9), proposer)
+    starts = [i for i, (committed, _) in enumerate(proposer.asked) if committed == len(PROMPT)]
+    assert len(starts) == 2
+    for i, (committed, budget) in enumerate(proposer.asked):
         assert 1 <= budget <= min(9, 5, 24 - committed)
+        if i >= starts[1]:  # a draft longer than what may be emitted is work for nothing
+            assert budget <= len(PROMPT) + 8 - committed - 1
 
 
 def test_adversarial_proposals_never_reach_the_model_wider_than_the_budget() -> None:

@@ -100,6 +100,20 @@ def test_noise_depends_on_seed_and_position_alone() -> None:
     ]
 
 
+def test_cutting_tokens_off_changes_no_choice_that_was_kept() -> None:
+    """A token's noise is its own: truncation does not shift it to another token."""
+    rows = np.random.default_rng(1).normal(size=(80, 30)).astype(np.float32)
+    free = sampler(rows[0], temperature=1.0, seed=9)
+    for choices in ({"top_k": 9}, {"top_p": 0.6}, {"min_p": 0.3}):
+        cut = sampler(rows[0], temperature=1.0, seed=9, **choices)
+        same = [
+            cut.choose(row, i) == token
+            for i, row in enumerate(rows)
+            if cut.probabilities(row)[token := free.choose(row, i)] > 0
+        ]
+        assert len(same) > 20 and all(same)
+
+
 def test_extreme_seeds_and_positions_work() -> None:
     for seed in (0, 2**32, 2**64 - 1):
         draw = sampler(temperature=1.0, seed=seed)
