@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _target(options: argparse.Namespace) -> None:
     for module in ("torch", "transformers", "onnxscript"):
         need(module, "edgedraft-export", _EXTRA)
+    from .optimum_source import need_optimum
     from .parity import quality_table
     from .sources import load_source
     from .target import TargetOptions, export_target
@@ -89,6 +90,8 @@ def _target(options: argparse.Namespace) -> None:
         max_context=options.max_context,
         force=options.force,
     )
+    if chosen.via == "optimum":
+        need_optimum()  # before the model is loaded, which takes a while
     texts = [text for path in options.eval_text or () for text in read_texts(path)]
     source = load_source(options.source)
     quality = export_target(source, options.out, chosen, tokenize(source, tuple(texts)))

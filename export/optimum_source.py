@@ -44,7 +44,6 @@ def export_with_optimum(source: Source, context_length: int | None = None) -> ir
     MissingExtraError without optimum, and ExportError for a model that it cannot export.
     """
     export, name = need_optimum(), type(source.model).__name__
-    _check_rope_was_read(source)
     for module in source.model.modules():
         if hasattr(module, "rope_type"):
             check_static_rope(module, context_length or source.context_length)
@@ -73,21 +72,6 @@ def export_with_optimum(source: Source, context_length: int | None = None) -> ir
     if not select_logit_rows(model.graph):
         _log.warning("%s: its head was not found, so a prefill computes all logits", name)
     return model
-
-
-def _check_rope_was_read(source: Source) -> None:
-    """Refuse a model saved by transformers 5 whose rotary settings transformers 4 has not read."""
-    config: Any = source.model.config
-    saved = getattr(config, "rope_parameters", None) or {}
-    saved = saved.get("full_attention", saved)
-    lost = saved.get("rope_theta") not in (None, getattr(config, "rope_theta", None))
-    if saved.get("rope_type", "default") != "default" and not config.rope_scaling:
-        lost = True
-    if lost:
-        raise ExportError(
-            f"{source.name}: transformers 5 saved it, and transformers 4 does not read its "
-            "rope_parameters; copy them to rope_theta and rope_scaling in its config.json"
-        )
 
 
 def need_optimum() -> Callable[..., Any]:

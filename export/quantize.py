@@ -90,7 +90,7 @@ def quantize_blocks(weight: FloatArray, bits: int) -> tuple[UInt8Array, FloatArr
         part = part.reshape(-1, blocks, _BLOCK)
         largest = np.take_along_axis(part, np.abs(part).argmax(axis=-1)[..., None], axis=-1)
         # The range reaches one step further below zero than above: the largest value goes there.
-        scale = largest / np.float32(-middle)
+        scale = (largest / -middle).astype(np.float32)
         whole = np.rint(part / _nonzero(scale)) + middle
         whole = whole.clip(0, 2 * middle - 1).astype(np.uint8)
         levels[chunk] = whole if bits == 8 else whole[..., ::2] | whole[..., 1::2] << 4

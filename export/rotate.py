@@ -7,9 +7,10 @@ it absorbs the inverse, and an RMS norm commutes with it once its gain has moved
 behind it: the model computes what it did. The values of each attention head are rotated the same
 way between `v_proj` and `o_proj`.
 
-The rotation is a Hadamard transform with random signs over the largest power of two that divides
-the width, and a small random orthogonal matrix over what is left, so nothing of width x width is
-ever built. It depends on the width alone: an export can be repeated bit for bit.
+The rotation is a flip of random signs, a Hadamard transform over the largest power of two that
+divides the width, and a Hartley transform over what is left: all its entries are of one size, and
+nothing of width x width is ever built. It depends on the width alone, so an export can be repeated
+bit for bit.
 
 A model is rotated where its modules are exactly those named here. One that reads or writes its
 stream in another way (norms behind attention as in Gemma 3, layer norms, experts) keeps it.
@@ -107,9 +108,10 @@ def rotated(rows: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(width)
     signs = 2.0 * torch.randint(2, (width,), generator=generator, dtype=torch.float64) - 1
     odd = width // power
-    square = torch.randn(odd, odd, generator=generator, dtype=torch.float64)
-    signed = (rows.double() * signs).reshape(-1, odd, power)
-    mixed = torch.linalg.qr(square).Q @ signed
+    angles = torch.arange(odd, dtype=torch.float64)
+    angles = 2 * torch.pi / odd * angles * angles[:, None]
+    hartley = (angles.cos() + angles.sin()) / odd**0.5  # orthogonal
+    mixed = hartley @ (rows.double() * signs).reshape(-1, odd, power)
     half = 1
     while half < power:  # the butterflies of a fast Hadamard transform
         low, high = mixed.view(-1, 2, half).unbind(1)

@@ -114,7 +114,7 @@ def _source(
     name: str, model: Any, fast: Any, tokenizer: Tokenizer, provenance: dict[str, str]
 ) -> Source:
     config = model.config.get_text_config()
-    _check_rope_was_read(config, name)
+    check_rope_was_read(config, name)
     context_length = getattr(config, "max_position_embeddings", None)
     if not isinstance(context_length, int):
         raise ExportError(f"{type(model).__name__} does not say how long its context is")
@@ -138,7 +138,7 @@ def _source(
     )
 
 
-def _check_rope_was_read(config: Any, name: str) -> None:
+def check_rope_was_read(config: Any, name: str) -> None:
     """Refuse a model saved by transformers 5 whose rotary settings transformers 4 ignores."""
     if int(transformers.__version__.split(".")[0]) >= 5:
         return

@@ -88,6 +88,7 @@ class Engine:
         )
         self.stats = RunStats()  # of the last request
         self._busy = threading.Lock()
+        self._cancelled = threading.Event()
 
     @classmethod
     def open(
@@ -165,6 +166,7 @@ class Engine:
                 "this engine is answering another request: wait, or open a second engine"
             )
         try:
+            self._cancelled.clear()
             yield from self._stream(prompt, config or DecodeConfig())
         finally:
             self._busy.release()
@@ -184,6 +186,7 @@ class Engine:
 
     def cancel(self) -> None:
         """End the running request after its present round; may be called from another thread."""
+        self._cancelled.set()
         self.decoder.cancel()
 
     def forget(self) -> None:
@@ -207,6 +210,8 @@ class Engine:
             )
             stats.add_round(trace)
             finish = trace.finish_reason or finish
+            if self._cancelled.is_set():  # it may have come before the decoder had begun
+                self.decoder.cancel()
             yield Piece(text.take(), trace)
         yield Piece(text.finish(), None, finish)
 
