@@ -1,7 +1,7 @@
 """Compare speculative with plain decoding, token by token and logit by logit, on a real model.
 
     python benchmarks/losslessness.py --target DIR --data ../shared/data --json FILE \
-        [--prompts-per-set 60] [--max-tokens 128] [--sampled]
+        [--prompts-per-set 60] [--max-tokens 128] [--sampled] [--threads N]
 
 Every emitted token and every logits row that a token came from are compared with `==`. Results
 are written after every prompt; a second call goes on where the first was stopped. This times
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedraft.runtime import DecodeConfig, Engine, SamplingConfig
+from edgedraft.runtime import DecodeConfig, Engine, SamplingConfig, SessionConfig
 from edgedraft.runtime.prompt_files import load_prompts
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.state import write_atomic
@@ -71,12 +71,13 @@ def main() -> int:
     parser.add_argument(
         "--sampled", action="store_true", help="coupled, temperature 0.8, top-p 0.95"
     )
+    parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     sampling = (
         SamplingConfig(temperature=0.8, top_p=0.95, seed=7) if args.sampled else SamplingConfig()
     )
     config = DecodeConfig(max_tokens=args.max_tokens, sampling=sampling)
-    engine = Engine.open(args.target)
+    engine = Engine.open(args.target, session=SessionConfig(threads=args.threads))
     results: dict[str, Any] = {"prompts": {}}
     if args.json.is_file():
         results = json.loads(args.json.read_text(encoding="utf-8"))

@@ -11,8 +11,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `edgedraft-train`."""
     return argparse.ArgumentParser(
         prog="edgedraft-train",
-        description="Train drafters and adapters. This version of EdgeDraft drafts by copying, which "
-        "needs no training: there is nothing to train yet.",
+        description="Train drafters and adapters. This version of EdgeDraft drafts by copying, "
+        "which needs no training: there is nothing to train yet.",
     )
 
 
