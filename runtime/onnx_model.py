@@ -18,6 +18,7 @@ from .datatypes import FloatArray
 from .errors import FolderError
 from .folder import TargetFolder
 from .graph_contract import discover, probe
+from .huge_pages import use_huge_pages
 from .in_place_runner import InPlaceRunner
 from .ort_session import SessionConfig, open_session
 
@@ -56,6 +57,7 @@ class OnnxModel:
                 f"{folder.graph}: logits have {room} columns, the tokenizer has {needed} tokens; "
                 "the graph and the tokenizer do not belong together"
             )
+        use_huge_pages()
         self._runner: InPlaceRunner | ConcatRunner = (
             InPlaceRunner(session, contract)
             if contract.in_place
