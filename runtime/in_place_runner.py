@@ -43,6 +43,9 @@ class InPlaceRunner:
         self._arrays: list[npt.NDArray[Any]] = []  # (1, heads, capacity, head size) each
         self._values: list[Any] = []  # OrtValues over the same memory
         self._bindings: dict[tuple[int, int], _Binding] = {}
+        # One buffer for all row counts: it is as long as sixteen vocabularies.
+        shape = (1, _REUSED_ROWS, contract.logits_width)
+        self._logits = np.empty(shape, contract.logits_dtype)
         self._reserve(1)
 
     @property
@@ -133,7 +136,9 @@ class InPlaceRunner:
             inputs["logit_rows"][:] = np.arange(rows - logit_rows, rows)
         for name, value in contract.switches().items():
             io.bind_cpu_input(name, value)
-        logits = np.empty((1, logit_rows, contract.logits_width), contract.logits_dtype)
+        logits = self._logits[:, :logit_rows]
+        if logit_rows > _REUSED_ROWS:
+            logits = np.empty((1, logit_rows, contract.logits_width), contract.logits_dtype)
         io.bind_ortvalue_output("logits", from_numpy(logits))
         for tensor, value in zip(contract.cache, self._values, strict=True):
             io.bind_ortvalue_input(tensor.past, value)
