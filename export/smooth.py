@@ -68,10 +68,13 @@ class _Inputs:
 
 
 @torch.no_grad()
-def smooth(model: torch.nn.Module, calibration: Sequence[Sequence[int]]) -> None:
+def smooth(
+    model: torch.nn.Module, calibration: Sequence[Sequence[int]], *, rotate_stream: bool = True
+) -> None:
     """Rotate and smooth a transformers model in place; its fp32 output stays the same.
 
-    `calibration` are token sequences like those the model will see. A model whose layers are not
+    `calibration` are token sequences like those the model will see. Without `rotate_stream` the
+    hidden states stay in the model's own basis, which costs accuracy. A model whose layers are not
     attention plus a gated MLP is left as it is.
     """
     layers = decoder_layers(model)
@@ -80,7 +83,7 @@ def smooth(model: torch.nn.Module, calibration: Sequence[Sequence[int]]) -> None
         return
     if not any(calibration):
         raise ValueError("calibration must hold at least one token")
-    stream_rotated = rotate_residual_stream(model)
+    stream_rotated = rotate_stream and rotate_residual_stream(model)
     links = []
     for layer in layers:
         rotate_values(layer.self_attn)

@@ -78,7 +78,12 @@ def export_target(
         expected = reference_logits(source.model, probe)
         if options.precision == "int8":
             _log.info("smoothing")
-            smooth(source.model, tokenize(source, CALIBRATION))
+            # Whoever reads hidden states was trained on the model's own.
+            smooth(
+                source.model,
+                tokenize(source, CALIBRATION),
+                rotate_stream=not options.hidden_state,
+            )
         graph = _trace(source, context_length, options)
         if options.precision == "fp32":
             share_tied_head(graph.graph)

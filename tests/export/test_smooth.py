@@ -67,6 +67,19 @@ def test_the_output_stays_the_same(family: str, text: list[int]) -> None:
         assert f"model.layers.1.{part}.weight" in changed
 
 
+@pytest.mark.parametrize("rotate_stream", [False, True])
+def test_hidden_states_stay_the_models_own_where_that_is_asked_for(
+    rotate_stream: bool, text: list[int]
+) -> None:
+    model = with_outliers(make_model(CONFIGS["llama"]()))
+    ids = torch.tensor([text])
+    with torch.no_grad():
+        before = model.model(input_ids=ids).last_hidden_state
+        smooth(model, calibration(), rotate_stream=rotate_stream)
+        after = model.model(input_ids=ids).last_hidden_state
+    assert torch.allclose(after, before, atol=1e-4, rtol=1e-4) != rotate_stream
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 def test_eight_bits_lose_less_afterwards(family: str, text: list[int]) -> None:
     model = with_outliers(make_model(CONFIGS[family]()))
