@@ -36,6 +36,7 @@ class BenchRequest:
     config: DecodeConfig
     session: SessionConfig
     drafter: str = "lookup"
+    tree: bool = False
     state_dir: Path | None = None
     trials: int = 1
     warm_up: int = 1
@@ -80,7 +81,11 @@ def measure(request: BenchRequest, progress: Callable[[str], None]) -> dict[str,
     onnxruntime()  # its library is not part of what the session needs
     memory = PeakMemory()
     engine = Engine.open(
-        folder, drafter=request.drafter, session=request.session, state_dir=request.state_dir
+        folder,
+        drafter=request.drafter,
+        tree=request.tree,
+        session=request.session,
+        state_dir=request.state_dir,
     )
     outcome = _run_all(engine, prompts, request, progress)
     peak = memory.growth()
@@ -173,6 +178,7 @@ def _settings(request: BenchRequest) -> Mapping[str, Any]:
         "prompts": list(request.prompts),
         "limit": request.limit,
         "drafter": request.drafter,
+        "tree": request.tree,
         "max_tokens": config.max_tokens,
         "max_draft_tokens": config.max_draft_tokens,
         "ignore_eos": config.ignore_eos,

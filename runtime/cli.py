@@ -127,9 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.removeHandler(handler)
 
 
-def _open(args: argparse.Namespace, drafter: str) -> Engine:
+def _open(args: argparse.Namespace) -> Engine:
     return Engine.open(
-        target_folder(args), drafter=drafter, session=session_config(args), state_dir=args.state
+        target_folder(args),
+        drafter=args.drafter,
+        tree=args.tree,
+        session=session_config(args),
+        state_dir=args.state,
     )
 
 
@@ -138,7 +142,7 @@ def _generate(args: argparse.Namespace) -> int:
     if args.raw and args.system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out")
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
-    engine = _open(args, args.drafter)
+    engine = _open(args)
     messages: list[Message] = [{"role": "user", "content": prompt}]
     if args.system is not None:
         messages.insert(0, {"role": "system", "content": args.system})
@@ -163,7 +167,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _chat(args: argparse.Namespace) -> int:
     config = decode_config(args)
-    engine = _open(args, args.drafter)
+    engine = _open(args)
     chat = Chat(engine, config, args.system, sys.stdout, sys.stderr)
     prompt = ""
     if sys.stdin.isatty():
@@ -186,6 +190,7 @@ def _bench(args: argparse.Namespace) -> int:
             config=decode_config(args),
             session=session_config(args),
             drafter=args.drafter,
+            tree=args.tree,
             state_dir=args.state,
             trials=args.trials,
             warm_up=args.warm_up,

@@ -39,6 +39,9 @@ def add_decode_options(parser: argparse.ArgumentParser, max_tokens: int) -> None
     """Add what says how an answer is decoded."""
     decode, sampling = DecodeConfig(), SamplingConfig()
     parser.add_argument("--drafter", choices=("lookup", "none"), default="lookup")
+    parser.add_argument(
+        "--tree", action="store_true", help="draft several continuations at once (fp32 graphs)"
+    )
     parser.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N")
     parser.add_argument(
         "--max-draft-tokens", type=int, default=decode.max_draft_tokens, metavar="N"

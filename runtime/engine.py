@@ -115,9 +115,10 @@ class Engine:
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
         target = OnnxModel(target_folder, session, tokenizer_size=max(ids, default=-1) + 1)
         if tree and not (target.supports_trees and target_folder.precision == "fp32"):
-            raise ValueError(
-                f"tree needs an fp32 graph with an attention bias, {target_folder.graph} is "
-                f"{target_folder.precision}: one bit of rounding can change a token there"
+            raise FolderError(
+                f"{target_folder.graph}: trees need an fp32 graph with an attention bias, this one "
+                f"is {target_folder.precision}, where one bit of rounding can change a token; "
+                "export with --precision fp32 --tree"
             )
         if drafter == "none":
             return cls(target, tokenizer, None)

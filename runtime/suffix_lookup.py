@@ -20,16 +20,8 @@ from .datatypes import NOTHING, ROOT, Proposal
 
 _REFRESHED = 16
 _MAX_SESSION_TOKENS = 32_768  # at about 0.5 kB each
-MATCH_BUCKETS = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    20,
-)  # lower bounds of ending lengths that share their counts
+# Lower bounds of ending lengths that share their counts.
+MATCH_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 20)
 _PRIOR_WEIGHT = 8.0
 _DECAY = 0.98  # per counted outcome: about the last fifty matter
 # Where counting starts: acceptance of the first, second and later tokens of a copy, by bucket, in

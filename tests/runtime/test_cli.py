@@ -415,3 +415,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for command in ("generate", "chat", "bench", "inspect", "plan"):
         assert command in out
+
+
+def test_drafting_trees_is_an_option_that_not_every_graph_allows(
+    tiny_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(str(tiny_folder()), "--tree", "--json") == 0
+    with_trees = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert generate(str(tiny_folder()), "--drafter", "none", "--json") == 0
+    plain = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert with_trees["token_ids"] == plain["token_ids"]
+    assert generate(str(tiny_folder(contract="genai")), "--tree") == 2
+    assert "trees need an fp32 graph" in capsys.readouterr().err

@@ -350,5 +350,5 @@ def test_trees_are_for_graphs_where_they_stay_exact(
     assert (
         engine.generate(HI, config).token_ids == open_engine("none").generate(HI, config).token_ids
     )
-    with pytest.raises(ValueError, match="tree needs an fp32 graph with an attention bias"):
+    with pytest.raises(FolderError, match="trees need an fp32 graph with an attention bias"):
         Engine.open(tiny_folder(contract="genai"), tree=True, session=ONE_THREAD)
