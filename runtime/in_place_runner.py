@@ -20,7 +20,7 @@ from .datatypes import FloatArray
 from .graph_contract import GraphContract
 from .ort_session import onnxruntime
 
-_BLOCK = 256  # slots; 12 MB for SmolLM2-135M
+_BLOCK = 128  # slots; 6 MB for SmolLM2-135M
 _REUSED_ROWS = 16  # prefill shapes vary: keeping their buffers would hold megabytes for nothing
 
 

@@ -263,11 +263,11 @@ def test_a_half_precision_cache_keeps_its_type(tiny_model: Make) -> None:
 def test_the_cache_grows_in_blocks_and_no_sooner(tiny_model: Make) -> None:
     model = tiny_model(context_length=900)
     slot = 2 * 2 * 2 * 16 * 4  # layers, key and value, heads, head size, bytes
-    assert model.cache_bytes == 256 * slot
-    filled(model, 255)
-    assert model.cache_bytes == 256 * slot
+    assert model.cache_bytes == 128 * slot
+    filled(model, 127)
+    assert model.cache_bytes == 128 * slot
     model.forward([1, 2])
-    assert model.cache_bytes == 512 * slot
+    assert model.cache_bytes == 256 * slot
 
 
 @pytest.mark.parametrize(
