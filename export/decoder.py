@@ -123,7 +123,7 @@ def _trace(decoder: _Decoder, layers: Sequence[LayerShape], tree: bool) -> ir.Mo
         {2: any_length, 3: any_length} if tree else None,
     )
     cache_names = [f"{n}.{half}" for n in range(len(layers)) for half in ("key", "value")]
-    with _quiet():
+    with quiet("torch.onnx"):  # its remarks are on its own internals
         program = torch.export.export(decoder, example, dynamic_shapes=dynamic_shapes, strict=False)
         exported = torch.onnx.export(
             program,
@@ -147,17 +147,19 @@ def _trace(decoder: _Decoder, layers: Sequence[LayerShape], tree: bool) -> ir.Mo
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's remarks on its own internals from the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet(*names: str) -> Iterator[None]:
+    """Keep the remarks of these loggers, and every warning, from the user."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _name_dimensions(model: ir.Model) -> None:

@@ -9,9 +9,7 @@ imports optimum.
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
@@ -26,7 +24,7 @@ from edgedraft.runtime.extras import MissingExtraError
 from edgedraft.runtime.ort_session import onnxruntime
 
 from .attention import check_static_rope
-from .decoder import IR_VERSION, OPSET
+from .decoder import IR_VERSION, OPSET, quiet
 from .errors import ExportError
 from .sources import Source
 
@@ -50,7 +48,7 @@ def export_with_optimum(source: Source, context_length: int | None = None) -> ir
     # The weights are read before the folder goes; optimum writes nothing without one.
     with TemporaryDirectory(prefix="edgedraft-") as folder:
         try:
-            with _silence():
+            with quiet(*_NOISY):
                 export(
                     source.model,
                     folder,
@@ -170,19 +168,3 @@ def _is_weight(value: ir.Value | None) -> TypeGuard[ir.Value]:
 def _array(weight: ir.Value) -> npt.NDArray[Any]:
     assert weight.const_value is not None
     return weight.const_value.numpy()
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep optimum's and torch's remarks on their own internals from the user."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,13 @@ import torch
 
 from edgedraft.runtime import OnnxModel
 from edgedraft.runtime.datatypes import FloatArray
+from edgedraft.runtime.plan import measure_plan
 
 from .errors import ExportError
 
 _ROWS = 16  # of one verify pass, as the runtime runs it
 _CONTEXT = 256  # tokens in the cache while passes are timed
 _TIMED_ROWS = (1, 4, 8, 16)
-_REPEATS = 21
 # Relative to the range of the logits. Rounding alone reaches 3e-6 in 30 layers; a wrong mask, scale
 # or rotation shows as 1e-2 and more.
 _TOLERANCE = 1e-3
@@ -107,26 +105,9 @@ def agreement(
 
 
 def pass_milliseconds(target: OnnxModel) -> dict[int, float]:
-    """Return rows -> median milliseconds of a pass over a filled cache.
-
-    Row counts take turns, so that a busy moment of the machine hits all alike.
-    """
-    context = min(_CONTEXT, target.context_length - _ROWS)
-    single_rows = target.single_rows
-    target.rollback(0)
-    target.extend([0] * context)
-    times: dict[int, list[float]] = {rows: [] for rows in _TIMED_ROWS}
-    for repeat in range(_REPEATS + 1):
-        for rows, measured in times.items():
-            target.single_rows = rows == 1
-            started = perf_counter()
-            target.forward([0] * rows)
-            if repeat:  # the first pass of a shape also allocates
-                measured.append(perf_counter() - started)
-            target.rollback(context)
-    target.single_rows = single_rows
-    target.rollback(0)
-    return {rows: 1000 * median(measured) for rows, measured in times.items()}
+    """Return rows -> median milliseconds of a pass over a filled cache."""
+    plan = measure_plan(target, _TIMED_ROWS, _CONTEXT)
+    return {rows: 1000 * seconds for rows, seconds in plan.pass_s.items()}
 
 
 def quality_table(quality: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ which a plan is kept.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -55,12 +55,16 @@ def load_or_measure_plan(model: OnnxModel, state: DeviceState, *, remeasure: boo
     return plan
 
 
-def measure_plan(model: OnnxModel) -> Plan:
-    """Time passes of several row counts in turn, so that a disturbance hits them alike; the cache
-    is emptied.
+def measure_plan(
+    model: OnnxModel, row_counts: Sequence[int] = _ROWS, context: int = _CONTEXT
+) -> Plan:
+    """Time passes of several row counts behind `context` tokens, as far as the model allows them.
+
+    The row counts take turns, so that a disturbance hits them alike; the cache is emptied.
     """
-    row_counts = [rows for rows in _ROWS if rows <= min(model.max_rows, model.context_length)]
-    context = max(0, min(_CONTEXT, model.context_length - VERIFY_ROWS - 1))
+    most = min(model.max_rows, model.context_length)
+    row_counts = [rows for rows in row_counts if rows <= most]
+    context = max(0, min(context, model.context_length - VERIFY_ROWS - 1))
     model.rollback(0)
     model.extend([0] * context)
     seconds: dict[int, list[float]] = {rows: [] for rows in row_counts}
