@@ -1,6 +1,4 @@
-"""Counts and seconds of decoding; every ratio is derived from them (style.md section 7 has the
-words).
-"""
+"""Counts and seconds of decoding; every ratio is derived from them."""
 
 from __future__ import annotations
 
