@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgedraft.runtime import OnnxModel, SessionConfig, open_target_folder
+from edgedraft.runtime.ort_session import onnxruntime
 from graphs import tiny_target
 
 try:
@@ -19,6 +20,9 @@ except ImportError:  # a wheel run may go without it; the property tests then sk
 else:
     settings.register_profile("edgedraft", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("edgedraft")
+
+
+onnxruntime()  # some tests import it by themselves: its telemetry is off by then
 
 
 @pytest.fixture(autouse=True)
