@@ -78,8 +78,8 @@ def test_no_other_number_of_nodes_would_bring_more_tokens_per_second(
     rates = [rate(proposal, n, costs) for n in range(len(proposal.tokens) + 1)]
     assert rates[count] == pytest.approx(max(rates))
     assert rates[count] >= rates[0]  # not less than plain decoding
-    # The last node submitted pays for itself.
-    assert count == 0 or rates[count] > rates[count - 1]
+    # The last node submitted pays for itself; a tiny chance may vanish in the sum of the others.
+    assert count == 0 or rates[count] >= rates[count - 1] * (1 - 1e-12)
 
 
 def test_hopeless_nodes_are_not_submitted_and_certain_ones_are() -> None:
