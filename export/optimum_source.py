@@ -152,7 +152,13 @@ def _head(logits: ir.Value) -> ir.Node | None:
         if len(computed) != 1 or any(x.shape is None or x.shape.rank() > 1 for x in others):
             return None
         node = computed[0].producer()
-    if node is None or node.op_type != "MatMul" or not _is_weight(weight := node.inputs[1]):
+    if node is None or node.op_type != "MatMul":
+        return None
+    weight = node.inputs[1]
+    transpose = weight.producer() if weight is not None else None
+    if transpose is not None and transpose.op_type == "Transpose":  # of a table stored once
+        weight = transpose.inputs[0]
+    if not _is_weight(weight):
         return None
     return node if weight.shape is not None and weight.shape.rank() == 2 else None
 
