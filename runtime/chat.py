@@ -81,10 +81,11 @@ class Chat:
         turns: list[Message] = [*self._turns, {"role": "user", "content": text}]
         try:
             turns, ids = self._fit(turns)
-            pieces = []
+            answer, reason = "", None
             with _interrupt_cancels(self._engine):
                 for piece in self._engine.stream(ids, self._config):
-                    pieces.append(piece)
+                    answer += piece.text
+                    reason = piece.finish_reason
                     self._out.write(piece.text)
                     self._out.flush()
         except PromptError as error:
@@ -92,10 +93,8 @@ class Chat:
             return
         self._out.write("\n")
         self._out.flush()
-        answer = "".join(piece.text for piece in pieces)
         self._turns = [*turns, {"role": "assistant", "content": answer}]
         self._total += self._engine.stats
-        reason = pieces[-1].finish_reason
         if reason == "context":
             self._note("(the context is full: the answer ends here)")
         elif reason == "length":
