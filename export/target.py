@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import onnx_ir as ir
 
 from edgedraft.runtime import OnnxModel, open_target_folder
-from edgedraft.runtime.provenance import git_revision
+from edgedraft.runtime.provenance import git_revision, package_versions
 
 from .decoder import export_decoder
 from .folder import staged_folder, write_graph, write_target
@@ -135,14 +134,7 @@ def _provenance(source: Source, options: TargetOptions) -> dict[str, Any]:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_revision": git_revision(Path(__file__).parent),
-        "packages": {name: x for name in _PACKAGES if (x := _version(name)) is not None},
+        "packages": package_versions(_PACKAGES),
         "via": options.via,
         "model": source.provenance,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

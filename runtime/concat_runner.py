@@ -23,14 +23,9 @@ class ConcatRunner:
         self._session = session
         self._contract = contract
         self._outputs = ["logits", *(t.present for t in contract.cache)]
-        self._arrays: list[npt.NDArray[Any]] = [
+        self.arrays: list[npt.NDArray[Any]] = [
             np.zeros((1, t.num_heads, 0, t.head_dim), t.dtype) for t in contract.cache
         ]
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the key/value tensors."""
-        return sum(a.nbytes for a in self._arrays)
 
     def run(
         self,
@@ -46,8 +41,8 @@ class ConcatRunner:
         """
         assert bias is None, "a tree needs a graph with an attention bias"
         dtypes = self._contract.dtypes
-        self.trim(total - len(tokens))
-        feeds = {t.past: a for t, a in zip(self._contract.cache, self._arrays, strict=True)}
+        self._trim(total - len(tokens))
+        feeds = {t.past: a for t, a in zip(self._contract.cache, self.arrays, strict=True)}
         feeds["input_ids"] = np.array([tokens], dtypes["input_ids"])
         feeds["attention_mask"] = np.ones((1, total), dtypes["attention_mask"])
         if self._contract.has("position_ids"):
@@ -56,16 +51,10 @@ class ConcatRunner:
             first = 0 if want_logits else max(len(tokens) - 2, 0)
             feeds["logit_rows"] = np.arange(first, len(tokens), dtype=dtypes["logit_rows"])
         feeds.update(self._contract.switches())
-        logits, *self._arrays = self._session.run(self._outputs, feeds)
+        logits, *self.arrays = self._session.run(self._outputs, feeds)
         return np.asarray(logits[0], dtype=np.float32)
 
-    def trim(self, length: int) -> None:
+    def _trim(self, length: int) -> None:
         """Forget the slots from `length` on."""
-        if self._arrays[0].shape[2] > length:
-            self._arrays = [np.ascontiguousarray(a[:, :, :length]) for a in self._arrays]
-
-    def move(self, start: int, rows: Sequence[int]) -> None:
-        """Move slot start + rows[i] to slot start + i."""
-        source = [start + r for r in rows]
-        for array in self._arrays:
-            array[:, :, start : start + len(source)] = array[:, :, source]
+        if self.arrays[0].shape[2] > length:
+            self.arrays = [np.ascontiguousarray(a[:, :, :length]) for a in self.arrays]

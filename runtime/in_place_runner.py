@@ -40,18 +40,13 @@ class InPlaceRunner:
         self._session = session
         self._contract = contract
         self._capacity = 0
-        self._arrays: list[npt.NDArray[Any]] = []  # (1, heads, capacity, head size) each
+        self.arrays: list[npt.NDArray[Any]] = []  # (1, heads, capacity, head size) each
         self._values: list[Any] = []  # OrtValues over the same memory
         self._bindings: dict[tuple[int, int], _Binding] = {}
         # One buffer for all row counts: it is as long as sixteen vocabularies.
         shape = (1, _REUSED_ROWS, contract.logits_width)
         self._logits = np.empty(shape, contract.logits_dtype)
         self._reserve(1)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the key/value buffers."""
-        return sum(a.nbytes for a in self._arrays)
 
     def run(
         self,
@@ -92,15 +87,6 @@ class InPlaceRunner:
         self._session.run_with_iobinding(binding.io)
         return binding.logits.astype(np.float32, copy=False)
 
-    def trim(self, length: int) -> None:
-        """Forget the slots from `length` on: the graph never reads them."""
-
-    def move(self, start: int, rows: Sequence[int]) -> None:
-        """Move slot start + rows[i] to slot start + i."""
-        source = [start + r for r in rows]
-        for array in self._arrays:
-            array[:, :, start : start + len(source)] = array[:, :, source]
-
     def _reserve(self, length: int) -> None:
         """Make room for `length` tokens."""
         if length <= self._capacity:
@@ -111,10 +97,10 @@ class InPlaceRunner:
         for i, t in enumerate(self._contract.cache):
             array = np.zeros((1, t.num_heads, self._capacity, t.head_dim), t.dtype)
             if old:  # one tensor at a time, so that growing never holds two whole caches
-                array[:, :, :old] = self._arrays[i]
-                self._arrays[i], self._values[i] = array, from_numpy(array)
+                array[:, :, :old] = self.arrays[i]
+                self.arrays[i], self._values[i] = array, from_numpy(array)
             else:
-                self._arrays.append(array)
+                self.arrays.append(array)
                 self._values.append(from_numpy(array))
 
     def _bind(self, rows: int, logit_rows: int) -> _Binding:

@@ -101,7 +101,7 @@ class OnnxModel:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the key/value buffers."""
-        return self._runner.cache_bytes
+        return sum(array.nbytes for array in self._runner.arrays)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the cache; no more logits are computed than the graph insists on."""
@@ -123,7 +123,9 @@ class OnnxModel:
     def keep(self, start: int, rows: Sequence[int]) -> None:
         """Keep only these rows (ascending) of the last pass, which began at position `start`."""
         if list(rows) != list(range(len(rows))):
-            self._runner.move(start, rows)
+            source = [start + row for row in rows]
+            for array in self._runner.arrays:
+                array[:, :, start : start + len(source)] = array[:, :, source]
         self.rollback(start + len(rows))
 
     def _append(

@@ -6,6 +6,8 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,7 +35,7 @@ def describe_run(folder: TargetFolder, session: SessionConfig, seed: int) -> dic
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_revision": git_revision(Path(__file__).parent),
         "python": platform.python_version(),
-        "packages": {name: v for name in _PACKAGES if (v := _version(name)) is not None},
+        "packages": package_versions(_PACKAGES),
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -49,6 +51,15 @@ def describe_run(folder: TargetFolder, session: SessionConfig, seed: int) -> dic
         },
         "seed": seed,
     }
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def git_revision(folder: Path) -> str | None:
@@ -74,10 +85,3 @@ def _git(folder: Path, *command: str) -> str:
     return subprocess.run(
         ["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=10
     ).stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
