@@ -2,13 +2,19 @@
 onnxruntime-genai's, onnx-community's.
 
 The graph reads only the first `total` slots, so a rollback is no work at all, and what it leaves
-behind is overwritten. Buffers grow in blocks, since their size is memory the device pays for.
+behind is overwritten. Buffers are reserved for a long text from the start and take memory page by
+page as they fill: growing by copying would hold two caches for a moment, and what it leaves behind
+is seldom given back.
 Everything a pass touches is bound once per row count and reused: binding sixty cache tensors anew
 would cost more than the rest of a round's bookkeeping.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +26,7 @@ from .datatypes import FloatArray
 from .graph_contract import GraphContract
 from .ort_session import onnxruntime
 
-_BLOCK = 128  # slots; 6 MB for SmolLM2-135M
+_RESERVED = 8192  # slots; beyond, buffers grow by this many, since a model may allow a million
 _REUSED_ROWS = 16  # prefill shapes vary: keeping their buffers would hold megabytes for nothing
 
 
@@ -36,9 +42,10 @@ class _Binding:
 class InPlaceRunner:
     """A session and the key/value buffers it updates in place."""
 
-    def __init__(self, session: Any, contract: GraphContract) -> None:
+    def __init__(self, session: Any, contract: GraphContract, context_length: int) -> None:
         self._session = session
         self._contract = contract
+        self._block = min(context_length, _RESERVED)
         self._capacity = 0
         self.arrays: list[npt.NDArray[Any]] = []  # (1, heads, capacity, head size) each
         self._values: list[Any] = []  # OrtValues over the same memory
@@ -91,11 +98,11 @@ class InPlaceRunner:
         """Make room for `length` tokens."""
         if length <= self._capacity:
             return
-        old, self._capacity = self._capacity, -(-length // _BLOCK) * _BLOCK
+        old, self._capacity = self._capacity, -(-length // self._block) * self._block
         self._bindings.clear()
         from_numpy = onnxruntime().OrtValue.ortvalue_from_numpy
         for i, t in enumerate(self._contract.cache):
-            array = np.zeros((1, t.num_heads, self._capacity, t.head_dim), t.dtype)
+            array = _reserved_zeros((1, t.num_heads, self._capacity, t.head_dim), t.dtype)
             if old:  # one tensor at a time, so that growing never holds two whole caches
                 array[:, :, :old] = self.arrays[i]
                 self.arrays[i], self._values[i] = array, from_numpy(array)
@@ -133,3 +140,17 @@ class InPlaceRunner:
         if rows <= _REUSED_ROWS:
             self._bindings[rows, logit_rows] = binding
         return binding
+
+
+def _reserved_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return zeros that take memory only where they are written.
+
+    numpy's own may come from memory used before, which has to be cleared and so becomes resident.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
+    pages = mmap.mmap(-1, size, **private)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)  # one written slot would make 2 MiB resident
+    return np.frombuffer(pages, dtype).reshape(shape)

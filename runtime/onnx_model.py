@@ -59,7 +59,7 @@ class OnnxModel:
             )
         use_huge_pages()
         self._runner: InPlaceRunner | ConcatRunner = (
-            InPlaceRunner(session, contract)
+            InPlaceRunner(session, contract, folder.context_length)
             if contract.in_place
             else ConcatRunner(session, contract)
         )
@@ -97,11 +97,6 @@ class OnnxModel:
     def length(self) -> int:
         """Number of tokens held in the cache."""
         return self._length
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the key/value buffers."""
-        return sum(array.nbytes for array in self._runner.arrays)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the cache; no more logits are computed than the graph insists on."""

@@ -128,7 +128,8 @@ def peer_model(name: str, folder: TargetFolder, given: str | None) -> str:
                 "compare on a folder that its model builder wrote"
             )
         return str(folder.path)
-    source = given or folder.provenance.get("source")
+    model = folder.provenance.get("model")
+    source = given or (model.get("source") if isinstance(model, dict) else None)
     if not isinstance(source, str) or not Path(source).is_dir():
         raise PeerError("transformers needs the model's Hugging Face folder: give --peer-model DIR")
     return source

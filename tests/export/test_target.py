@@ -17,6 +17,7 @@ from edgedraft.export.folder import staged_folder
 from edgedraft.export.parity import agreement, fp32_difference, reference_logits
 from edgedraft.runtime import OnnxModel, open_target_folder
 from edgedraft.runtime.folder import check_files
+from edgedraft.runtime.peers import peer_model
 from tiny_models import CONFIGS, CONTEXT, make_model, open_graph, reference, save_folder
 
 
@@ -48,6 +49,7 @@ def test_an_exported_folder_runs_and_says_what_was_measured(
     assert set(folder.quality["pass_ms"]) == {"1", "4", "8", "16"}
     assert folder.quality["max_logit_difference_fp32"] < 1e-4
     assert folder.provenance["model"]["source"] == str(source_folder)
+    assert peer_model("transformers", folder, None) == str(source_folder), "to compare with"
     assert folder.provenance["packages"]["torch"]
     model = OnnxModel(folder)
     rows = model.forward([1, 2, 3])
