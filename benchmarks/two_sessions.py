@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgedraft.runtime import OnnxModel, SessionConfig, TargetFolder, open_target_folder
+from edgedraft.runtime import OnnxModel, SessionConfig, ModelFolder, open_target_folder
 from edgedraft.runtime.machine import weights_bytes
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.state import write_atomic
@@ -36,7 +36,7 @@ _CONTEXT = 128
 _PASSES = 20  # per block
 
 
-def drafter_sized_folder(path: Path) -> TargetFolder:
+def drafter_sized_folder(path: Path) -> ModelFolder:
     """Export a random model of the size of a drafter."""
     import onnx_ir as ir
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -56,7 +56,7 @@ def drafter_sized_folder(path: Path) -> TargetFolder:
     graph = export_decoder(LlamaForCausalLM(config).eval(), 2048)
     quantize(graph, "int8")
     ir.save(graph, path / "decoder.onnx", external_data="decoder.onnx.data")
-    return TargetFolder(
+    return ModelFolder(
         path=path,
         name="drafter-sized",
         graph=path / "decoder.onnx",

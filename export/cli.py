@@ -1,4 +1,4 @@
-"""The command line `edgedraft-export`: target, check."""
+"""The command line `edgedraft-export`: target, drafter, check."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedraft.runtime.errors import EdgeDraftError
 from edgedraft.runtime.extras import need
+
+if TYPE_CHECKING:
+    from .model import ExportOptions
 
 _EXTRA = "edgedraft[export]"
 
@@ -26,10 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     target.add_argument(
         "source", help="smollm2, a GGUF file, a Hugging Face folder or a hub id (owner/name)"
     )
-    target.add_argument("--out", type=Path, required=True, metavar="DIR")
-    target.add_argument(
-        "--precision", choices=("int8", "int8-block", "int4-block", "fp32"), default="int8"
-    )
+    _add_export_options(target)
     target.add_argument("--via", choices=("direct", "optimum"), default="direct")
     target.add_argument(
         "--hidden-state", action="store_true", help="also output the hidden state of every row"
@@ -37,22 +38,34 @@ def build_parser() -> argparse.ArgumentParser:
     target.add_argument(
         "--tree", action="store_true", help="add the input that lets the target verify token trees"
     )
-    target.add_argument(
-        "--max-context", type=int, metavar="N", help="shorten the context to N tokens"
-    )
-    target.add_argument(
-        "--eval-text", type=Path, nargs="+", metavar="FILE",
-        help=".txt or .jsonl to measure accuracy on, in place of the exporter's own text",
-    )  # fmt: skip
-    target.add_argument("--force", action="store_true", help="replace a former export")
-    target.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
     target.set_defaults(run=_target)
+
+    drafter = commands.add_parser("drafter", help="export a drafter, as edgedraft-train makes one")
+    drafter.add_argument("source", help="a Hugging Face folder or a hub id (owner/name)")
+    _add_export_options(drafter)
+    drafter.set_defaults(run=_drafter)
 
     check = commands.add_parser("check", help="verify a folder's checksums and time its passes")
     check.add_argument("folder", type=Path, metavar="DIR")
     check.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
     check.set_defaults(run=_check)
     return parser
+
+
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--precision", choices=("int8", "int8-block", "int4-block", "fp32"), default="int8"
+    )
+    parser.add_argument(
+        "--max-context", type=int, metavar="N", help="shorten the context to N tokens"
+    )
+    parser.add_argument(
+        "--eval-text", type=Path, nargs="+", metavar="FILE",
+        help=".txt or .jsonl to measure accuracy on, in place of the exporter's own text",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="replace a former export")
+    parser.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,15 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _target(options: argparse.Namespace) -> None:
-    for module in ("torch", "transformers", "onnxscript"):
-        need(module, "edgedraft-export", _EXTRA)
-    from .optimum_source import need_optimum
-    from .parity import quality_table
-    from .sources import load_source
-    from .target import TargetOptions, export_target
-    from .texts import read_texts, tokenize
+    _need_torch()
+    from .model import ExportOptions
 
-    chosen = TargetOptions(
+    chosen = ExportOptions(
         precision=options.precision,
         via=options.via,
         hidden_state=options.hidden_state,
@@ -91,22 +99,52 @@ def _target(options: argparse.Namespace) -> None:
         force=options.force,
     )
     if chosen.via == "optimum":
+        from .optimum_source import need_optimum
+
         need_optimum()  # before the model is loaded, which takes a while
+    _export(options, chosen)
+
+
+def _drafter(options: argparse.Namespace) -> None:
+    _need_torch()
+    from .model import ExportOptions
+
+    chosen = ExportOptions(
+        is_drafter=True,
+        precision=options.precision,
+        hidden_state=True,  # what an acceptance head reads
+        max_context=options.max_context,
+        force=options.force,
+    )
+    _export(options, chosen)
+
+
+def _export(options: argparse.Namespace, chosen: ExportOptions) -> None:
+    from .model import export_model
+    from .parity import quality_table
+    from .sources import load_source
+    from .texts import read_texts, tokenize
+
     texts = [text for path in options.eval_text or () for text in read_texts(path)]
     source = load_source(options.source)
-    quality = export_target(source, options.out, chosen, tokenize(source, tuple(texts)))
+    quality = export_model(source, options.out, chosen, tokenize(source, tuple(texts)))
     print(f"{options.out}: {source.name}, {options.precision}\n{quality_table(quality)}")
+
+
+def _need_torch() -> None:
+    for module in ("torch", "transformers", "onnxscript"):
+        need(module, "edgedraft-export", _EXTRA)
 
 
 def _check(options: argparse.Namespace) -> None:
     for module in ("torch", "transformers"):
         need(module, "edgedraft-export", _EXTRA)
-    from edgedraft.runtime import OnnxModel, open_target_folder
-    from edgedraft.runtime.folder import check_files
+    from edgedraft.runtime import OnnxModel
+    from edgedraft.runtime.folder import check_files, open_model_folder
 
     from .parity import pass_milliseconds, quality_table
 
-    folder = open_target_folder(options.folder)
+    folder = open_model_folder(options.folder)
     check_files(folder)
     quality = {**folder.quality, "pass_ms": pass_milliseconds(OnnxModel(folder))}
     print(f"{options.folder}: {folder.name}, {folder.precision}\n{quality_table(quality)}")

@@ -1,4 +1,4 @@
-"""Writes a target folder, all of it or nothing.
+"""Writes a model folder, all of it or nothing.
 
 Everything is built in a hidden folder beside the destination, synced, and renamed into place, so
 that a folder that exists is complete and an interrupted export leaves an older one as it was.
@@ -18,7 +18,15 @@ from typing import Any
 import onnx_ir as ir
 
 from edgedraft.runtime.errors import FolderError
-from edgedraft.runtime.folder import FORMAT, FORMAT_VERSION, MANIFEST, file_sha256, read_json
+from edgedraft.runtime.folder import (
+    DRAFTER_FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    MARK,
+    TARGET_FORMAT,
+    file_sha256,
+    read_json,
+)
 
 from .errors import ExportError
 from .sources import Source
@@ -64,10 +72,11 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
     )
 
 
-def write_target(
+def write_manifest(
     folder: Path,
     source: Source,
     *,
+    is_drafter: bool,
     precision: str,
     context_length: int,
     quality: dict[str, Any],
@@ -78,7 +87,7 @@ def write_target(
     if source.chat_template is not None:
         (folder / _TEMPLATE).write_text(source.chat_template, encoding="utf-8")
     manifest = {
-        "format": FORMAT,
+        "format": DRAFTER_FORMAT if is_drafter else TARGET_FORMAT,
         "format_version": FORMAT_VERSION,
         "name": source.name,
         "architecture": type(source.model).__name__,
@@ -93,6 +102,7 @@ def write_target(
         "context_length": context_length,
         "bos_token_id": source.bos_token_id,
         "eos_token_ids": list(source.eos_token_ids),
+        "mark_token_id": source.tokenizer.token_to_id(MARK) if is_drafter else None,
         "tokenizer": _TOKENIZER,
         "chat_template": _TEMPLATE if source.chat_template is not None else None,
         "quality": quality,
@@ -109,7 +119,7 @@ def _check_destination(out: Path, force: bool) -> None:
     if not any(out.iterdir()):
         return
     try:
-        is_export = read_json(out / MANIFEST).get("format") == FORMAT
+        is_export = read_json(out / MANIFEST).get("format") in (TARGET_FORMAT, DRAFTER_FORMAT)
     except FolderError:
         is_export = False
     if not is_export:

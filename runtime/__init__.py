@@ -5,7 +5,7 @@ from .datatypes import Proposal, RoundTrace, Verdict
 from .decode import SpeculativeDecoder
 from .engine import Answer, Engine, Piece
 from .errors import EdgeDraftError, FolderError, PromptError, ProviderError, StateError
-from .folder import TargetFolder, open_target_folder
+from .folder import ModelFolder, open_target_folder
 from .interfaces import LanguageModel, Proposer
 from .onnx_model import OnnxModel
 from .ort_session import SessionConfig
@@ -19,6 +19,7 @@ __all__ = [
     "Engine",
     "FolderError",
     "LanguageModel",
+    "ModelFolder",
     "OnnxModel",
     "Piece",
     "PromptError",
@@ -32,7 +33,6 @@ __all__ = [
     "SpeculativeDecoder",
     "StateError",
     "SuffixLookup",
-    "TargetFolder",
     "Verdict",
     "open_target_folder",
 ]

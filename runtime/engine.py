@@ -24,7 +24,7 @@ from .datatypes import FinishReason, RoundTrace
 from .decode import SpeculativeDecoder
 from .detokenize import TextStream
 from .errors import EdgeDraftError, FolderError, StateError
-from .folder import TargetFolder, open_target_folder
+from .folder import ModelFolder, open_target_folder
 from .interfaces import Proposer
 from .onnx_model import OnnxModel
 from .ort_session import SessionConfig
@@ -93,7 +93,7 @@ class Engine:
     @classmethod
     def open(
         cls,
-        folder: str | Path | TargetFolder,
+        folder: str | Path | ModelFolder,
         *,
         drafter: str = "lookup",
         tree: bool = False,
@@ -109,7 +109,7 @@ class Engine:
         """
         if drafter not in ("lookup", "none"):
             raise ValueError(f"drafter must be 'lookup' or 'none', got {drafter!r}")
-        target_folder = folder if isinstance(folder, TargetFolder) else open_target_folder(folder)
+        target_folder = folder if isinstance(folder, ModelFolder) else open_target_folder(folder)
         tokenizer = load_tokenizer(target_folder.tokenizer)
         # Not the number of tokens: some tokenizers leave ids out.
         ids = tokenizer.get_vocab(with_added_tokens=True).values()

@@ -1,4 +1,4 @@
-"""A target folder: what is in it, checked when it is opened.
+"""A model folder, target or drafter: what is in it, checked when it is opened.
 
 A folder with `manifest.json` is EdgeDraft's own (docs/formats.md); anything else is tried as
 another exporter's (`stock_folder.py`). Small files are compared with their checksums at every
@@ -17,14 +17,16 @@ from typing import Any
 from .errors import FolderError
 
 MANIFEST = "manifest.json"
-FORMAT = "edgedraft-target"
+TARGET_FORMAT = "edgedraft-target"
+DRAFTER_FORMAT = "edgedraft-drafter"
 FORMAT_VERSION = 1
+MARK = "<|mark|>"  # the drafter's token for a target's special one, in its tokenizer
 _ALWAYS_HASHED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class TargetFolder:
-    """Everything needed to run a target, whoever exported it."""
+class ModelFolder:
+    """Everything needed to run a model, whoever exported it."""
 
     path: Path
     name: str
@@ -39,12 +41,24 @@ class TargetFolder:
     precision: str
     head_dim: int | None  # None: the graph's cache inputs say it
     fingerprint: str  # changes with the weights, the graph or the tokenizer
+    is_drafter: bool = False  # made to draft: answers of its own are not worth reading
+    mark_token_id: int | None = None  # what a drafter reads in place of a target's special token
     quality: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def open_target_folder(path: str | Path) -> TargetFolder:
+def open_target_folder(path: str | Path) -> ModelFolder:
     """Open a target folder; raise `FolderError` in one line when it cannot be used."""
+    folder = open_model_folder(path)
+    if folder.is_drafter:
+        raise FolderError(f"{path}: holds a drafter, which answers nothing; give it as --drafter")
+    return folder
+
+
+def open_model_folder(path: str | Path) -> ModelFolder:
+    """Open a folder for drafting: any target's will do, if it is small beside the one it drafts
+    for. Raises `FolderError` in one line when it cannot be used.
+    """
     folder = Path(path)
     try:
         return _open(folder)
@@ -54,7 +68,7 @@ def open_target_folder(path: str | Path) -> TargetFolder:
         ) from error
 
 
-def _open(folder: Path) -> TargetFolder:
+def _open(folder: Path) -> ModelFolder:
     if folder.is_file() and folder.suffix == ".onnx":
         from .stock_folder import open_stock_folder
 
@@ -100,7 +114,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def check_files(folder: TargetFolder) -> None:
+def check_files(folder: ModelFolder) -> None:
     """Compare every file with the manifest's checksum; raise `FolderError` at the first that
     differs.
     """
@@ -165,10 +179,13 @@ class _Manifest:
         return value
 
 
-def _open_own(folder: Path) -> TargetFolder:
+def _open_own(folder: Path) -> ModelFolder:
     manifest = _Manifest(folder)
-    if (kind := manifest.get("format", str)) != FORMAT:
-        raise FolderError(f"{folder}: a folder of format {kind!r:.40}, expected {FORMAT!r}")
+    if (kind := manifest.get("format", str)) not in (TARGET_FORMAT, DRAFTER_FORMAT):
+        raise FolderError(
+            f"{folder}: a folder of format {kind!r:.40}, expected {TARGET_FORMAT!r} or "
+            f"{DRAFTER_FORMAT!r}"
+        )
     if (version := manifest.positive("format_version")) > FORMAT_VERSION:
         raise FolderError(
             f"{folder}: format version {version}, this EdgeDraft reads up to {FORMAT_VERSION}; "
@@ -184,7 +201,7 @@ def _open_own(folder: Path) -> TargetFolder:
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(f"{name} {files[name]['sha256']}\n".encode())
-    return TargetFolder(
+    return ModelFolder(
         path=folder,
         name=manifest.get("name", str),
         graph=folder / graph,
@@ -198,6 +215,8 @@ def _open_own(folder: Path) -> TargetFolder:
         precision=manifest.get("precision", str),
         head_dim=None,
         fingerprint=digest.hexdigest(),
+        is_drafter=kind == DRAFTER_FORMAT,
+        mark_token_id=manifest.token_id("mark_token_id", vocab_size),
         quality=manifest.get("quality", dict, optional=True) or {},
         provenance=manifest.get("provenance", dict, optional=True) or {},
     )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .folder import MANIFEST, TargetFolder, check_files
+from .folder import MANIFEST, ModelFolder, check_files
 from .graph_contract import GraphContract, discover, probe
 from .ort_session import SessionConfig, open_session
 
 
-def cache_bytes_per_token(folder: TargetFolder, config: SessionConfig | None = None) -> int:
+def cache_bytes_per_token(folder: ModelFolder, config: SessionConfig | None = None) -> int:
     """Return what one token takes in the cache; raise `FolderError` when there is no decoder."""
     return _bytes_per_token(_contract(folder, config)[1])
 
 
-def describe_folder(folder: TargetFolder) -> dict[str, Any]:
+def describe_folder(folder: ModelFolder) -> dict[str, Any]:
     """Return everything known about a folder as a JSON object.
 
     Raises `FolderError` when a file differs from the manifest's checksum.
@@ -70,7 +70,7 @@ def folder_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _contract(
-    folder: TargetFolder, config: SessionConfig | None = None
+    folder: ModelFolder, config: SessionConfig | None = None
 ) -> tuple[Any, GraphContract]:
     session = open_session(folder.graph, config or SessionConfig())
     return session, discover(session, str(folder.graph), folder.head_dim)

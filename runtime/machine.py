@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from .folder import TargetFolder
+from .folder import ModelFolder
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -40,7 +40,7 @@ class PeakMemory:
         return max(0, peak - self._start)
 
 
-def weights_bytes(folder: TargetFolder) -> int:
+def weights_bytes(folder: ModelFolder) -> int:
     """Return the size of the graph and its external weights."""
     graph = folder.graph
     return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*"))

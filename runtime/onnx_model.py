@@ -16,7 +16,7 @@ import numpy as np
 from .concat_runner import ConcatRunner
 from .datatypes import FloatArray
 from .errors import FolderError
-from .folder import TargetFolder
+from .folder import ModelFolder
 from .graph_contract import discover, probe
 from .huge_pages import use_huge_pages
 from .in_place_runner import InPlaceRunner
@@ -33,7 +33,7 @@ class OnnxModel:
 
     def __init__(
         self,
-        folder: TargetFolder,
+        folder: ModelFolder,
         config: SessionConfig | None = None,
         *,
         tokenizer_size: int | None = None,

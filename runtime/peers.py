@@ -22,7 +22,7 @@ from typing import Any, Self
 from .bench import Run, Runner
 from .config import DecodeConfig
 from .errors import EdgeDraftError
-from .folder import TargetFolder
+from .folder import ModelFolder
 
 PEERS = ("genai", "transformers")
 # Ways to decode, by the name they have in the result. What stands behind a colon is a variant: the
@@ -119,7 +119,7 @@ class Peer:
         return PeerError(f"{self.name} ended unexpectedly ({said[-1] if said else 'no message'})")
 
 
-def peer_model(name: str, folder: TargetFolder, given: str | None) -> str:
+def peer_model(name: str, folder: ModelFolder, given: str | None) -> str:
     """Return the model a peer is to open; raise `PeerError` when there is none for it."""
     if name == "genai":
         if not (folder.path / "genai_config.json").is_file():

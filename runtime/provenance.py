@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .folder import TargetFolder
+from .folder import ModelFolder
 from .ort_session import SessionConfig, usable_cores
 from .plan import cpu_name
 
@@ -28,7 +28,7 @@ _PACKAGES = (
 )
 
 
-def describe_run(folder: TargetFolder, session: SessionConfig, seed: int) -> dict[str, Any]:
+def describe_run(folder: ModelFolder, session: SessionConfig, seed: int) -> dict[str, Any]:
     """Return command line, code, versions, machine and model as a JSON object."""
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FolderError
-from .folder import TargetFolder, file_sha256, read_json, read_text
+from .folder import ModelFolder, file_sha256, read_json, read_text
 
 _GRAPHS = (
     "model.onnx",
@@ -25,7 +25,7 @@ _GRAPHS = (
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
-def open_stock_folder(folder: Path, graph: Path | None = None) -> TargetFolder:
+def open_stock_folder(folder: Path, graph: Path | None = None) -> ModelFolder:
     """Open a stock folder, or one particular graph of it; raise `FolderError` when it is none."""
     root = folder
     if not (root / "tokenizer.json").is_file() and (root.parent / "tokenizer.json").is_file():
@@ -55,7 +55,7 @@ def open_stock_folder(folder: Path, graph: Path | None = None) -> TargetFolder:
             f"{root}: the context length is {context!r}; config.json must give "
             "max_position_embeddings"
         )
-    return TargetFolder(
+    return ModelFolder(
         path=root,
         name=root.resolve().name,
         graph=graph,

@@ -27,7 +27,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from edgedraft.runtime import OnnxModel, SessionConfig, TargetFolder
+from edgedraft.runtime import OnnxModel, SessionConfig, ModelFolder
 
 TINY_VOCAB_SIZE = 290  # of `byte_level_tokenizer`
 
@@ -466,7 +466,7 @@ def tiny_target(path: Path, *, context_length: int = 512, **changes: Any) -> Pat
 def golden_model() -> OnnxModel:
     """Return the model of `golden/tiny_decoder.onnx`, which other implementations load too."""
     graph = Path(__file__).parent / "golden" / "tiny_decoder.onnx"
-    folder = TargetFolder(
+    folder = ModelFolder(
         path=graph.parent,
         name="golden",
         graph=graph,

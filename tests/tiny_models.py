@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edgedraft.runtime import OnnxModel, TargetFolder
+from edgedraft.runtime import OnnxModel, ModelFolder
 
 VOCAB = 304
 CONTEXT = 64
@@ -112,7 +112,7 @@ def open_graph(graph: ir.Model, folder: Path, vocab_size: int = VOCAB) -> OnnxMo
     """Save a graph and open it with the runtime."""
     ir.save(graph, folder / "decoder.onnx", external_data="decoder.onnx.data")
     return OnnxModel(
-        TargetFolder(
+        ModelFolder(
             path=folder,
             name="tiny",
             graph=folder / "decoder.onnx",

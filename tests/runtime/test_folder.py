@@ -86,7 +86,7 @@ def test_an_empty_folder_is_told_what_is_expected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "edgedraft-drafter"}, "a folder of format 'edgedraft-drafter', expected"),
+        ({"format": "edgedraft-else"}, "a folder of format 'edgedraft-else', expected"),
         ({"format": ...}, "'format' is None; export the folder again"),
         ({"format_version": 2}, "format version 2, this EdgeDraft reads up to 1; update EdgeDraft"),
         ({"format_version": 0}, "'format_version' must be >= 1, got 0"),

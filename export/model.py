@@ -1,4 +1,4 @@
-"""Makes a target folder out of a loaded model: smooth, trace, quantise, measure, write."""
+"""Makes a model folder out of a loaded model: smooth, trace, quantise, measure, write."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import onnx_ir as ir
 
-from edgedraft.runtime import OnnxModel, open_target_folder
+from edgedraft.runtime import OnnxModel
+from edgedraft.runtime.folder import open_model_folder
 from edgedraft.runtime.provenance import git_revision, package_versions
 
 from .decoder import export_decoder
-from .folder import staged_folder, write_graph, write_target
+from .folder import staged_folder, write_graph, write_manifest
 from .fusion import share_tied_head
 from .optimum_source import export_with_optimum
 from .parity import agreement, fp32_difference, pass_milliseconds, reference_logits
@@ -36,9 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TargetOptions:
-    """What the user chose about a target folder."""
+class ExportOptions:
+    """What the user chose about a folder."""
 
+    is_drafter: bool = False
     precision: Precision = "int8"
     via: Way = "direct"
     hidden_state: bool = False
@@ -56,10 +58,10 @@ class TargetOptions:
             raise ValueError("hidden_state and tree need the direct way")
 
 
-def export_target(
+def export_model(
     source: Source,
     out: Path,
-    options: TargetOptions,
+    options: ExportOptions,
     held_out: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
     """Export a model into the folder `out` and return what was measured.
@@ -88,9 +90,10 @@ def export_target(
             share_tied_head(graph.graph)
 
         def describe(quality: dict[str, Any]) -> None:
-            write_target(
+            write_manifest(
                 stage,
                 source,
+                is_drafter=options.is_drafter,
                 precision=options.precision,
                 context_length=context_length,
                 quality=quality,
@@ -100,7 +103,7 @@ def export_target(
         def opened() -> OnnxModel:
             write_graph(graph, stage)
             describe({})
-            return OnnxModel(open_target_folder(stage))
+            return OnnxModel(open_model_folder(stage))
 
         _log.info("comparing the fp32 graph with transformers")
         model = opened()
@@ -120,7 +123,7 @@ def export_target(
     return quality
 
 
-def _trace(source: Source, context_length: int, options: TargetOptions) -> ir.Model:
+def _trace(source: Source, context_length: int, options: ExportOptions) -> ir.Model:
     _log.info("tracing %s", type(source.model).__name__)
     if options.via == "direct":
         return export_decoder(
@@ -129,7 +132,7 @@ def _trace(source: Source, context_length: int, options: TargetOptions) -> ir.Mo
     return export_with_optimum(source, context_length)
 
 
-def _provenance(source: Source, options: TargetOptions) -> dict[str, Any]:
+def _provenance(source: Source, options: ExportOptions) -> dict[str, Any]:
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

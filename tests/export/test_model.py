@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from edgedraft.export import target as target_module
+from edgedraft.export import model as model_module
 from edgedraft.export.cli import main
 from edgedraft.export.decoder import export_decoder
 from edgedraft.export.errors import ExportError
 from edgedraft.export.folder import staged_folder
 from edgedraft.export.parity import agreement, fp32_difference, reference_logits
 from edgedraft.runtime import OnnxModel, open_target_folder
-from edgedraft.runtime.folder import check_files
+from edgedraft.runtime.errors import FolderError
+from edgedraft.runtime.folder import check_files, open_model_folder
 from edgedraft.runtime.peers import peer_model
 from tiny_models import CONFIGS, CONTEXT, make_model, open_graph, reference, save_folder
 
@@ -69,6 +71,19 @@ def test_an_exported_folder_runs_and_says_what_was_measured(
     assert main(["check", str(out)]) == 2
 
 
+def test_a_drafter_folder_is_opened_as_a_drafter_only(source_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "drafter"
+    assert main(["drafter", str(source_folder), "--out", str(out), "--precision", "fp32"]) == 0
+    folder = open_model_folder(out)
+    assert folder.is_drafter
+    assert folder.mark_token_id is None, "this tokenizer has no mark"
+    outputs = {x.name for x in onnx.load(folder.graph, load_external_data=False).graph.output}
+    assert "hidden_state" in outputs
+    with pytest.raises(FolderError, match="holds a drafter, .* --drafter"):
+        open_target_folder(out)
+    assert main(["check", str(out)]) == 0
+
+
 def test_a_quantised_folder_says_what_it_lost(
     source_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +109,7 @@ def test_a_graph_that_disagrees_leaves_nothing_behind(
     def wrong(*args: Any, **kwargs: Any) -> Any:
         return 1.5 * reference_logits(*args, **kwargs)
 
-    monkeypatch.setattr(target_module, "reference_logits", wrong)
+    monkeypatch.setattr(model_module, "reference_logits", wrong)
     out = tmp_path / "out"
     assert main(["target", str(source_folder), "--out", str(out), "--precision", "fp32"]) == 2
     assert "disagrees with transformers" in capsys.readouterr().err
