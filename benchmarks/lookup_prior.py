@@ -16,9 +16,9 @@ from pathlib import Path
 
 from edgedraft.runtime import SuffixLookup, open_target_folder
 from edgedraft.runtime.chat_template import render_chat
-from edgedraft.runtime.engine import load_tokenizer
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
 from edgedraft.runtime.suffix_lookup import MATCH_BUCKETS, match_bucket
+from edgedraft.runtime.tokenizer_file import load_tokenizer
 
 # Relative cost of a pass by rows, int8 on the development machine (docs/experiments.md).
 _COSTS = {2: 1.0, 4: 1.06, 8: 1.22, 16: 1.6}

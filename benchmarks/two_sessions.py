@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgedraft.runtime import OnnxModel, SessionConfig, ModelFolder, open_target_folder
+from edgedraft.runtime import ModelFolder, OnnxModel, SessionConfig, open_target_folder
 from edgedraft.runtime.machine import weights_bytes
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.state import write_atomic

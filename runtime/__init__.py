@@ -4,7 +4,14 @@ from .config import DecodeConfig, SamplingConfig
 from .datatypes import Proposal, RoundTrace, Verdict
 from .decode import SpeculativeDecoder
 from .engine import Answer, Engine, Piece
-from .errors import EdgeDraftError, FolderError, PromptError, ProviderError, StateError
+from .errors import (
+    DrafterError,
+    EdgeDraftError,
+    FolderError,
+    PromptError,
+    ProviderError,
+    StateError,
+)
 from .folder import ModelFolder, open_target_folder
 from .interfaces import LanguageModel, Proposer
 from .onnx_model import OnnxModel
@@ -15,6 +22,7 @@ from .suffix_lookup import SuffixLookup
 __all__ = [
     "Answer",
     "DecodeConfig",
+    "DrafterError",
     "EdgeDraftError",
     "Engine",
     "FolderError",

@@ -13,6 +13,7 @@ from .bench import PromptResult, Runner, Skipped, run_bench
 from .bench_output import plot_speedups, progress_line
 from .bench_report import report
 from .config import DecodeConfig
+from .drafting import DEFAULT
 from .engine import Engine
 from .errors import EdgeDraftError, PromptError
 from .extras import need
@@ -35,7 +36,7 @@ class BenchRequest:
     limit: int | None
     config: DecodeConfig
     session: SessionConfig
-    drafter: str = "lookup"
+    drafters: tuple[str, ...] = DEFAULT
     tree: bool = False
     state_dir: Path | None = None
     trials: int = 1
@@ -82,7 +83,7 @@ def measure(request: BenchRequest, progress: Callable[[str], None]) -> dict[str,
     memory = PeakMemory()
     engine = Engine.open(
         folder,
-        drafter=request.drafter,
+        drafters=request.drafters,
         tree=request.tree,
         session=request.session,
         state_dir=request.state_dir,
@@ -177,7 +178,7 @@ def _settings(request: BenchRequest) -> Mapping[str, Any]:
     return {
         "prompts": list(request.prompts),
         "limit": request.limit,
-        "drafter": request.drafter,
+        "drafters": list(request.drafters),
         "tree": request.tree,
         "max_tokens": config.max_tokens,
         "max_draft_tokens": config.max_draft_tokens,

@@ -27,14 +27,19 @@ from .cli_options import (
     session_config,
     target_folder,
 )
+from .drafting import pair_roles
 from .engine import Engine, Message
 from .errors import EdgeDraftError
-from .folder import open_target_folder
+from .folder import open_model_folder, open_target_folder
 from .folder_report import cache_bytes_per_token, describe_folder, folder_lines
+from .pair_report import describe_pair, pair_lines
 from .peers import PEERS
 from .plan import load_or_measure_plan
 from .plan_report import measure_rounds, plan_lines
 from .state import DeviceState, default_state_dir
+from .tokenizer_file import load_tokenizer
+from .vocab_map import VocabMap
+from .vocabulary import Vocabulary
 
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 _BROKEN_PIPE = 141  # and one whose reader went away
@@ -92,6 +97,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     inspect = commands.add_parser("inspect", help="show the facts of a target folder")
     inspect.add_argument("folder", metavar="DIR")
+    inspect.add_argument(
+        "--pair", metavar="DRAFTER", help="compare its vocabulary with that of a drafter's folder"
+    )
     inspect.add_argument("--json", action="store_true", help="print one JSON document")
     inspect.set_defaults(run=_inspect)
 
@@ -130,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _open(args: argparse.Namespace) -> Engine:
     return Engine.open(
         target_folder(args),
-        drafter=args.drafter,
+        drafters=args.drafter,
         tree=args.tree,
         session=session_config(args),
         state_dir=args.state,
@@ -189,7 +197,7 @@ def _bench(args: argparse.Namespace) -> int:
             limit=args.limit,
             config=decode_config(args),
             session=session_config(args),
-            drafter=args.drafter,
+            drafters=tuple(args.drafter),
             tree=args.tree,
             state_dir=args.state,
             trials=args.trials,
@@ -208,11 +216,16 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    facts = describe_folder(open_target_folder(args.folder))
-    if args.json:
-        print(json.dumps(facts))
+    target = open_target_folder(args.folder)
+    if args.pair is None:
+        facts = describe_folder(target)
+        lines = folder_lines(facts)
     else:
-        print("\n".join(folder_lines(facts)))
+        drafter = open_model_folder(args.pair)
+        draft, own = (Vocabulary(load_tokenizer(f.tokenizer)) for f in (drafter, target))
+        facts = describe_pair(draft, own, VocabMap.build(draft, own, **pair_roles(drafter, target)))
+        lines = pair_lines(facts)
+    print(json.dumps(facts) if args.json else "\n".join(lines))
     return 0
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from .config import DecodeConfig, SamplingConfig
+from .drafting import DEFAULT
 from .errors import EdgeDraftError
 from .ort_session import SessionConfig
 
@@ -38,7 +39,13 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 def add_decode_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """Add what says how an answer is decoded."""
     decode, sampling = DecodeConfig(), SamplingConfig()
-    parser.add_argument("--drafter", choices=("lookup", "none"), default="lookup")
+    parser.add_argument(
+        "--drafter",
+        nargs="+",
+        default=list(DEFAULT),
+        metavar="NAME",
+        help="lookup, ngram or a drafter's folder, in any combination; or none",
+    )
     parser.add_argument(
         "--tree", action="store_true", help="draft several continuations at once (fp32 graphs)"
     )

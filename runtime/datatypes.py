@@ -1,17 +1,17 @@
 """Records passed between the stages of one round.
 
-    propose  ->  verify  ->  commit
-    Proposal     Verdict     RoundTrace
+    draft  ->  translate  ->  verify  ->  commit
+    Draft      Proposal       Verdict     RoundTrace
 
-A proposal is a tree of tokens in the target vocabulary, in topological order: every node comes
-after its parent. The usual proposal is a chain. `ROOT` stands for the pending token, the last
-committed one, which leads the verify pass.
+A draft is in the drafter's vocabulary, everything after it in the target's. A proposal is a tree
+of tokens in topological order: every node comes after its parent. The usual proposal is a chain.
+`ROOT` stands for the pending token, the last committed one, which leads the verify pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +24,22 @@ ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter wrote in one round, in its own vocabulary."""
+
+    tokens: tuple[int, ...]  # k
+    probs: tuple[float, ...]  # k: what the drafter gave each token, given those before it
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedSpan:
+    """The draft tokens behind one proposed token."""
+
+    start: int
+    length: int  # 0: a further target token inside the draft token at `start`
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """Tokens that the target is asked to verify in one pass."""
 
@@ -31,6 +47,9 @@ class Proposal:
     parents: tuple[int, ...]  # m indices of earlier nodes, or ROOT
     confidence: tuple[float, ...]  # m: probability that the node is right, given that its parent is
     origin: str  # which proposer it came from
+    draft: Draft | None = None  # what it was translated from
+    spans: tuple[AlignedSpan, ...] = ()  # m where there is a draft
+    draft_s: float = 0.0  # seconds a model took to draft this round, used or not
 
     @classmethod
     def chain(cls, tokens: Sequence[int], confidence: Sequence[float], origin: str) -> Proposal:
@@ -65,8 +84,12 @@ class Proposal:
         """Return the first `count` nodes; topological order keeps them a tree."""
         if count >= len(self.tokens):
             return self
-        return Proposal(
-            self.tokens[:count], self.parents[:count], self.confidence[:count], self.origin
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            parents=self.parents[:count],
+            confidence=self.confidence[:count],
+            spans=self.spans[:count],
         )
 
 

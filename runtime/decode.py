@@ -15,13 +15,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from time import perf_counter
 
-import numpy as np
-
 from .config import DecodeConfig
 from .datatypes import NOTHING, FinishReason, Proposal, RoundTrace, Timings, Verdict
 from .errors import PromptError
 from .interfaces import LanguageModel, Proposer
 from .policy import DraftPolicy
+from .prefix import common_prefix
 from .sampling import Sampler
 from .verify import verify
 
@@ -124,7 +123,7 @@ class SpeculativeDecoder:
         """Bring the target's cache to every prompt token but the last."""
         target = self._target
         started = perf_counter()
-        shared = _common_prefix(self._cached, prompt[:-1])
+        shared = common_prefix(self._cached, prompt[:-1])
         target.rollback(shared)
         for start in range(shared, len(prompt) - 1, _PREFILL_ROWS):
             self._cached = prompt[:start]
@@ -170,12 +169,3 @@ class SpeculativeDecoder:
             if len(emitted) == remaining:
                 return tuple(emitted), "length"
         return tuple(emitted), None
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many leading tokens two sequences share."""
-    count = min(len(a), len(b))
-    if not count:
-        return 0
-    differs = np.flatnonzero(np.asarray(a[:count]) != np.asarray(b[:count]))
-    return int(differs[0]) if differs.size else count

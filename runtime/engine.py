@@ -23,6 +23,7 @@ from .config import DecodeConfig
 from .datatypes import FinishReason, RoundTrace
 from .decode import SpeculativeDecoder
 from .detokenize import TextStream
+from .drafting import DEFAULT, open_proposer
 from .errors import EdgeDraftError, FolderError, StateError
 from .folder import ModelFolder, open_target_folder
 from .interfaces import Proposer
@@ -32,7 +33,7 @@ from .plan import Plan, load_or_measure_plan, measure_plan
 from .policy import DraftPolicy
 from .state import DeviceState, default_state_dir
 from .stats import RunStats
-from .suffix_lookup import SuffixLookup
+from .tokenizer_file import load_tokenizer
 
 _log = logging.getLogger(__name__)
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
@@ -66,24 +67,19 @@ class Engine:
         tokenizer: Any,
         proposer: Proposer | None,
         plan: Plan | None = None,
+        policy: DraftPolicy | None = None,
     ) -> None:
         """Put the parts together; `open` does it from a folder. `tokenizer` is a
-        `tokenizers.Tokenizer`.
+        `tokenizers.Tokenizer`; `policy` by default follows from the plan.
         """
         self.target = target
         self.tokenizer = tokenizer
         self.plan = plan
-        self.proposer = proposer if target.max_rows > 1 else None
-        if proposer is not None and target.max_rows == 1:
-            _log.warning(
-                "%s: nothing can be verified, since %s: decoding plainly",
-                target.folder.graph,
-                target.obstacle,
-            )
+        self.proposer = proposer
         self.decoder = SpeculativeDecoder(
             target,
-            self.proposer,
-            DraftPolicy(plan.costs if plan else None),
+            proposer,
+            policy or DraftPolicy(plan.costs if plan else None),
             target.folder.eos_token_ids,
         )
         self.stats = RunStats()  # of the last request
@@ -95,20 +91,20 @@ class Engine:
         cls,
         folder: str | Path | ModelFolder,
         *,
-        drafter: str = "lookup",
+        drafters: Sequence[str | Path] = DEFAULT,
         tree: bool = False,
         session: SessionConfig | None = None,
         state_dir: Path | None = None,
     ) -> Engine:
         """Open a target folder.
 
-        `drafter` is "lookup" or "none". `tree` lets it propose several continuations at once: exact
-        over an fp32 graph with an attention bias, up to the last bit of a logit. The costs of this
-        device are measured at the first opening and remembered in `state_dir`. Raises `FolderError`
-        for a folder that cannot be used, `ProviderError` for an unknown execution provider.
+        `drafters` are "lookup", "ngram" and at most one drafter folder, in any combination, or
+        "none" alone (`drafting.py`). `tree` lets the lookup propose several continuations at once:
+        exact over an fp32 graph with an attention bias, up to the last bit of a logit. The costs of
+        this device are measured at the first opening and remembered in `state_dir`. Raises
+        `FolderError` for a folder that cannot be used, `ProviderError` for an unknown execution
+        provider.
         """
-        if drafter not in ("lookup", "none"):
-            raise ValueError(f"drafter must be 'lookup' or 'none', got {drafter!r}")
         target_folder = folder if isinstance(folder, ModelFolder) else open_target_folder(folder)
         tokenizer = load_tokenizer(target_folder.tokenizer)
         # Not the number of tokens: some tokenizers leave ids out.
@@ -120,15 +116,27 @@ class Engine:
                 f"is {target_folder.precision}, where one bit of rounding can change a token; "
                 "export with --precision fp32 --tree"
             )
-        if drafter == "none":
+        if list(drafters) == ["none"]:
+            return cls(target, tokenizer, None)
+        if target.max_rows == 1:
+            _log.warning(
+                "%s: nothing can be verified, since %s: decoding plainly",
+                target_folder.graph,
+                target.obstacle,
+            )
             return cls(target, tokenizer, None)
         try:
-            state = DeviceState(state_dir or default_state_dir(), target_folder.fingerprint)
-            plan = load_or_measure_plan(target, state)
+            directory = state_dir or default_state_dir()
+            plan = load_or_measure_plan(target, DeviceState(directory, target_folder.fingerprint))
         except StateError as error:
             _log.warning("%s", error)
             plan = measure_plan(target)
-        return cls(target, tokenizer, SuffixLookup(tree=tree), plan)
+            directory = None
+        policy = DraftPolicy(plan.costs)
+        proposer = open_proposer(
+            drafters, target, tokenizer, policy, tree=tree, session=session, state_dir=directory
+        )
+        return cls(target, tokenizer, proposer, plan, policy)
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """Return the prompt's token ids.
@@ -193,7 +201,7 @@ class Engine:
     def forget(self) -> None:
         """Forget every text seen so far: the cache and what the lookup copies from."""
         self.decoder.forget()
-        if isinstance(self.proposer, SuffixLookup):
+        if self.proposer is not None:
             self.proposer.forget()
 
     def _stream(
@@ -218,18 +226,3 @@ class Engine:
 
     def _token_text(self, token: int | None) -> str:
         return (self.tokenizer.id_to_token(token) or "") if token is not None else ""
-
-
-def load_tokenizer(path: Path) -> Any:
-    """Load a `tokenizers.Tokenizer`; raise `FolderError` for a file that is none."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise FolderError(
-            f"{path}: not a tokenizer file ({error}); export the folder again"
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

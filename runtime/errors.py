@@ -1,10 +1,12 @@
 """The errors a caller may want to catch.
 
     EdgeDraftError
+    ├── DrafterError    drafters that cannot be used, alone or together
     ├── FolderError     a model folder that cannot be used as it is
     ├── PromptError     a prompt that cannot be served
     ├── ProviderError   an execution provider that this onnxruntime does not have
-    └── StateError      device state that cannot be read or written
+    ├── StateError      device state that cannot be read or written
+    └── VocabularyError a tokenizer whose tokens cannot be described in bytes
 
 A wrong argument raises `ValueError`. The command line prints either kind in one line and exits with
 2.
@@ -29,3 +31,7 @@ class ProviderError(EdgeDraftError):
 
 class StateError(EdgeDraftError):
     """Device state that cannot be read or written."""
+
+
+class DrafterError(EdgeDraftError):
+    """Drafters that cannot be used, alone or together."""

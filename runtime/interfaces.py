@@ -71,3 +71,7 @@ class Proposer(Protocol):
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         """Propose at most `budget` tokens to follow `committed`."""
         ...
+
+    def forget(self) -> None:
+        """Drop every text seen so far."""
+        ...

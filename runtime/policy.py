@@ -56,20 +56,38 @@ class DraftPolicy:
         """Return the number of leading nodes with the best expected tokens per second."""
         if self._costs is None:
             return len(proposal.tokens)
-        reached: list[float] = []  # probability that a node is accepted
+        return self._best(proposal)[0]
+
+    def tokens_per_second(self, proposal: Proposal) -> float:
+        """Return what the best number of leading nodes is expected to bring.
+
+        Without costs a pass counts as one second, whatever its rows.
+        """
+        if self._costs is None:
+            return 1 + sum(_reached(proposal))
+        return self._best(proposal)[1]
+
+    def _best(self, proposal: Proposal) -> tuple[int, float]:
+        assert self._costs is not None
+        fixed_s = self._overhead_s + proposal.draft_s
         expected = 1.0  # the target's own token comes for free
-        best, best_rate = 0, expected / (self._costs.seconds(1) + self._overhead_s)
-        for i, (parent, confidence) in enumerate(
-            zip(proposal.parents, proposal.confidence, strict=True)
-        ):
-            reached.append(confidence * (1.0 if parent == ROOT else reached[parent]))
-            expected += reached[i]
-            rate = expected / (self._costs.seconds(i + 2) + self._overhead_s)
+        best, best_rate = 0, expected / (self._costs.seconds(1) + fixed_s)
+        for i, reached in enumerate(_reached(proposal)):
+            expected += reached
+            rate = expected / (self._costs.seconds(i + 2) + fixed_s)
             if rate > best_rate:
                 best, best_rate = i + 1, rate
-        return best
+        return best, best_rate
 
     def observe(self, trace: RoundTrace) -> None:
-        """Learn the time a round takes outside the target."""
-        spent = trace.timings.draft_s + trace.timings.other_s
+        """Learn the time a round takes outside target and drafter."""
+        spent = trace.timings.draft_s - trace.proposal.draft_s + trace.timings.other_s
         self._overhead_s += (1 - _OVERHEAD_MEMORY) * (spent - self._overhead_s)
+
+
+def _reached(proposal: Proposal) -> list[float]:
+    """Return for each node the probability that it is accepted."""
+    reached: list[float] = []
+    for parent, confidence in zip(proposal.parents, proposal.confidence, strict=True):
+        reached.append(confidence * (1.0 if parent == ROOT else reached[parent]))
+    return reached

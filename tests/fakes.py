@@ -44,7 +44,8 @@ class TableModel:
         supports_trees: bool = True,
     ) -> None:
         self._table = table
-        self._moods = random_table(_NUM_MOODS, 1_000_003, memory)[:, : table.shape[1]]
+        width = max(_NUM_MOODS, table.shape[1])
+        self._moods = random_table(width, 1_000_003, memory)[:_NUM_MOODS, : table.shape[1]]
         self._memory = memory
         self._limits = (table.shape[1], context_length, max_rows, supports_trees)
         self.cache: list[int] = []
@@ -131,6 +132,8 @@ class OracleProposer:
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
 
+    def forget(self) -> None: ...
+
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         self.asked.append((len(committed), budget))
         tokens = self.upcoming(len(committed), budget)
@@ -154,6 +157,8 @@ class RandomTreeProposer:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
+
+    def forget(self) -> None: ...
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         tokens: list[int] = []
@@ -183,6 +188,8 @@ class AdversarialProposer:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
+
+    def forget(self) -> None: ...
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         kind = self._rng.integers(5)

@@ -27,7 +27,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from edgedraft.runtime import OnnxModel, SessionConfig, ModelFolder
+from edgedraft.runtime import ModelFolder, OnnxModel, SessionConfig
 
 TINY_VOCAB_SIZE = 290  # of `byte_level_tokenizer`
 

@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edgedraft.runtime import OnnxModel, ModelFolder
+from edgedraft.runtime import ModelFolder, OnnxModel
 
 VOCAB = 304
 CONTEXT = 64

@@ -105,7 +105,7 @@ def answers(folder: Path, count: int = 40) -> tuple[list[int], npt.NDArray[Any],
     """
     outputs = []
     for drafter in ("none", "lookup"):
-        engine = Engine.open(folder, drafter=drafter)
+        engine = Engine.open(folder, drafters=[drafter])
         traces = [p.trace for p in engine.stream(PROMPT, DecodeConfig(max_tokens=count)) if p.trace]
         tokens = [token for trace in traces for token in trace.emitted]
         outputs.append((tokens, engine))
@@ -227,7 +227,8 @@ def test_a_graph_whose_rows_share_one_activation_scale_answers_plainly(
     answer = engine.generate(PROMPT, config)
     assert answer.stats.proposed == 0
     assert (
-        answer.token_ids == Engine.open(tmp_path, drafter="none").generate(PROMPT, config).token_ids
+        answer.token_ids
+        == Engine.open(tmp_path, drafters=["none"]).generate(PROMPT, config).token_ids
     )
 
 

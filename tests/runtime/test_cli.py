@@ -156,7 +156,7 @@ def test_the_target_may_come_from_the_environment(
         ("generate --target {target} --prompt a --threads 0", "threads must be >= 1"),
         ("generate --target {target} --prompt a --provider warp", "execution provider 'warp'"),
         ("generate --target {target} --prompt a --raw --system b", "--system needs"),
-        ("generate --target {target} --prompt a --drafter magic", "invalid choice: 'magic'"),
+        ("generate --target {target} --prompt a --drafter magic", "magic: no such folder"),
         ("generate --target {target} --prompt a --seed x", "invalid int value"),
         ("generate --target {target}", "--prompt"),
         ("dance", "invalid choice: 'dance'"),

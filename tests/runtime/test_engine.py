@@ -14,6 +14,7 @@ import pytest
 
 from edgedraft.runtime import (
     DecodeConfig,
+    DrafterError,
     EdgeDraftError,
     Engine,
     FolderError,
@@ -36,7 +37,7 @@ def open_engine(tiny_folder: Callable[..., Path]) -> Open:
     """Return a maker of engines that never stop at an end token by chance."""
 
     def make(drafter: str = "lookup", **wishes: Any) -> Engine:
-        return Engine.open(tiny_folder(**wishes), drafter=drafter, session=ONE_THREAD)
+        return Engine.open(tiny_folder(**wishes), drafters=[drafter], session=ONE_THREAD)
 
     return make
 
@@ -172,7 +173,7 @@ def test_text_is_one_user_message_unless_raw(open_engine: Open) -> None:
 
 def test_without_a_template_text_is_continued_and_messages_are_refused(tmp_path: Path) -> None:
     folder = write_target_folder(tmp_path / "t", chat_template=None)
-    engine = Engine.open(folder, drafter="none", session=ONE_THREAD)
+    engine = Engine.open(folder, drafters=["none"], session=ONE_THREAD)
     assert engine.encode("the") == engine.encode("the", raw=True)
     with pytest.raises(FolderError, match="has no chat template, so it takes text, not messages"):
         engine.encode([{"role": "user", "content": "the"}])
@@ -186,7 +187,7 @@ def test_bos_comes_exactly_once(tmp_path: Path) -> None:
         folder = write_target_folder(
             tmp_path / str(template is None), tokenizer=tokenizer, chat_template=template
         )
-        engine = Engine.open(folder, drafter="none", session=ONE_THREAD)
+        engine = Engine.open(folder, drafters=["none"], session=ONE_THREAD)
         ids = engine.encode(text)
         assert ids == [bos, *tokenizer.encode("the", add_special_tokens=False).ids]
         assert engine.encode(text, raw=True) == ids
@@ -212,7 +213,7 @@ def test_a_truncating_or_padding_tokenizer_file_is_read_without_either(tmp_path:
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=16)
     folder = write_target_folder(tmp_path / "t", tokenizer=tokenizer)
-    engine = Engine.open(folder, drafter="none", session=ONE_THREAD)
+    engine = Engine.open(folder, drafters=["none"], session=ONE_THREAD)
     assert len(engine.encode("xyzxyzxyz", raw=True)) == 9
 
 
@@ -226,7 +227,7 @@ def test_a_tokenizer_with_gaps_in_its_ids_keeps_every_id(tmp_path: Path) -> None
     content["added_tokens"][-1]["id"] = 310
     path.write_text(json.dumps(content))
     try:
-        engine = Engine.open(folder, drafter="none", session=ONE_THREAD)
+        engine = Engine.open(folder, drafters=["none"], session=ONE_THREAD)
     except FolderError:
         pytest.skip("this version of tokenizers refuses gaps")
     assert engine.target.vocab_size == max(engine.tokenizer.get_vocab().values()) + 1
@@ -338,8 +339,8 @@ def test_threads_default_to_the_cores_this_process_may_use(monkeypatch: pytest.M
 
 
 def test_an_unknown_drafter_is_named(tiny_folder: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="drafter must be 'lookup' or 'none', got 'magic'"):
-        Engine.open(tiny_folder(), drafter="magic")
+    with pytest.raises(DrafterError, match="magic: no such folder, and no drafter of that name"):
+        Engine.open(tiny_folder(), drafters=["magic"])
 
 
 def test_trees_are_for_graphs_where_they_stay_exact(

@@ -52,7 +52,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Engine,
         )
         made[name] = (
             Engine.open(folder, session=ONE_THREAD, state_dir=folder / "state"),
-            Engine.open(folder, drafter="none", session=ONE_THREAD),
+            Engine.open(folder, drafters=["none"], session=ONE_THREAD),
         )
     return made
 

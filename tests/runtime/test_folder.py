@@ -366,7 +366,7 @@ def spoil(content: bytes, rng: random.Random) -> bytes:
 def attempt(folder: Path) -> str:
     """Open a folder and its tokenizer and encode with them; anything but our own error fails."""
     from edgedraft.runtime.chat_template import render_chat
-    from edgedraft.runtime.engine import load_tokenizer
+    from edgedraft.runtime.tokenizer_file import load_tokenizer
 
     try:
         target = open_target_folder(folder)

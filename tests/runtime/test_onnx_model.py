@@ -269,7 +269,7 @@ def test_the_cache_takes_memory_only_where_it_is_written(tiny_model: Make) -> No
     small = filled(tiny_model(context_length=64, **wishes), 40)
     before = resident_bytes()
     large = filled(tiny_model(context_length=8192, **wishes), 40)  # 67 MB, were it all in use
-    assert resident_bytes() - before < 8e6
+    assert resident_bytes() - before < 24e6, "a session's own memory, and little else"
     np.testing.assert_array_equal(large.forward([1, 2]), small.forward([1, 2]))
 
 

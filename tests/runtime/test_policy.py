@@ -118,6 +118,9 @@ def test_the_overhead_of_a_round_makes_drafting_more_attractive() -> None:
         class timings:  # noqa: N801
             draft_s, other_s = 0.05, 0.05
 
+        class proposal:  # noqa: N801
+            draft_s = 0.0
+
     policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.014}))
     doubtful = chain(0.3, 0.5)
     assert policy.nodes_to_submit(doubtful) == 1

@@ -36,7 +36,7 @@ def answers_plainly(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = DecodeConfig(max_tokens=30)
     answer = engine.generate(PROMPT, config)
     assert answer.stats.proposed == 0
-    plain = Engine.open(folder, drafter="none").generate(PROMPT, config)
+    plain = Engine.open(folder, drafters=["none"]).generate(PROMPT, config)
     assert answer.token_ids == plain.token_ids
 
 
@@ -85,7 +85,7 @@ def test_a_sound_graph_is_opened_without_a_word(
     tiny_folder: Folder, contract: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Trying what a graph can do makes onnxruntime complain, which is nobody's concern."""
-    target = Engine.open(tiny_folder(contract=contract), drafter="none").target
+    target = Engine.open(tiny_folder(contract=contract), drafters=["none"]).target
     assert target.obstacle is None
     assert target.max_rows > 1
     assert capfd.readouterr() == ("", "")

@@ -1,0 +1,146 @@
+"""A small model as a proposer, whatever the vocabulary of its target.
+
+What the drafter reads is a function of the committed target tokens alone: their spellings, one
+after the other (`vocab_map.py`). So its KV cache is appended to and rolled back, never rewritten,
+and after a round it keeps whatever of its own draft turned out right.
+
+Drafting is greedy. How likely the target is to agree is the drafter's probability, corrected by how
+often such probabilities held so far (`calibration.py`); drafting stops when the whole draft is
+unlikely to be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .calibration import Calibration
+from .datatypes import NOTHING, Draft, FloatArray, Proposal
+from .interfaces import LanguageModel
+from .prefix import common_prefix
+from .translate import Translator
+from .vocab_map import VocabMap
+
+if TYPE_CHECKING:
+    from .ngram_cache import NgramCache
+
+_PREFILL_ROWS = 128
+_OVERTIME = 3  # pieces that may be drafted to finish a target token
+# A draft less likely than this to be right up to its end is not worth a step more: a step costs
+# about a fifteenth of a target pass, and saves at most one.
+_LEAST_REACH = 0.12
+
+
+class DraftModel:
+    """Drafts for one target with a model that has its own vocabulary."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocab_map: VocabMap,
+        translator: Translator | None = None,
+        learned: NgramCache | None = None,
+    ) -> None:
+        self._model = model
+        self._map = vocab_map
+        self._learned = learned
+        self._translator = translator or Translator(vocab_map, learned)
+        self._unusable = np.flatnonzero(~vocab_map.usable)
+        self._calibration = Calibration()
+        self._committed: list[int] = []  # target tokens that `_context` spells
+        self._ends: list[int] = []  # length of the context behind each of them
+        self._context: list[int] = []
+        self._cached: list[int] = []  # draft tokens in the model's cache
+        self._offset = 0  # context tokens that no longer fit into the model's context
+
+    def propose(self, committed: Sequence[int], budget: int) -> Proposal:
+        """Draft until the budget is spent or the draft is unlikely to be reached."""
+        started = perf_counter()
+        self._calibration.score(committed)
+        unchanged = self._spell(committed)
+        budget = min(budget, self._model.context_length // 2 - _OVERTIME)
+        if budget < 1 or not self._context:
+            return NOTHING
+        draft = self._draft(self._read_context(unchanged, budget + _OVERTIME), budget)
+        proposal = self._translator.translate(draft, budget)
+        self._calibration.expect(len(committed), proposal.tokens, proposal.confidence)
+        return Proposal(
+            tokens=proposal.tokens,
+            parents=proposal.parents,
+            confidence=tuple(map(self._calibration.calibrated, proposal.confidence)),
+            origin=proposal.origin,
+            draft=draft,
+            spans=proposal.spans,
+            draft_s=perf_counter() - started,
+        )
+
+    def forget(self) -> None:
+        """Drop every token read so far."""
+        self._committed, self._ends, self._context, self._cached = [], [], [], []
+        self._offset = 0
+        self._model.rollback(0)
+
+    def _spell(self, committed: Sequence[int]) -> int:
+        """Bring the context to what the committed tokens spell; return how much of it stayed."""
+        committed = list(committed)
+        same = common_prefix(self._committed, committed)
+        del self._committed[same:], self._ends[same:]
+        unchanged = self._ends[-1] if self._ends else 0
+        del self._context[unchanged:]
+        for token in committed[same:]:
+            self._context += self._map.spelling(token)
+            self._committed.append(token)
+            self._ends.append(len(self._context))
+        return unchanged
+
+    def _draft(self, row: FloatArray, budget: int) -> Draft:
+        """Draft greedily behind `row`, the logits that follow the context."""
+        pieces: list[int] = []
+        probs: list[float] = []
+        node, reach = 0, 1.0
+        while True:
+            row[self._unusable] = -np.inf
+            piece = int(row.argmax())
+            probability = 1.0 / float(np.exp(row - row[piece]).sum())
+            pieces.append(piece)
+            probs.append(probability)
+            node = self._translator.follow(node, piece)
+            reach *= probability
+            is_enough = len(pieces) >= budget or reach < _LEAST_REACH
+            if is_enough and not (
+                self._translator.is_open(node) and len(pieces) < budget + _OVERTIME
+            ):
+                return Draft(tuple(pieces), tuple(probs))
+            row = self._forward([piece])
+
+    def _read_context(self, unchanged: int, room: int) -> FloatArray:
+        """Bring the model's cache to the context and return the logits behind it.
+
+        The first `unchanged` tokens are known to be those of the last round.
+        """
+        if self._offset >= len(self._context):
+            self._offset = 0
+        if len(self._context) - self._offset + room > self._model.context_length:
+            # Reading half of it again is cheaper than dropping one token at a time.
+            self._offset = len(self._context) - (self._model.context_length - room) // 2
+            self._cached = []
+        wanted = self._context[self._offset :]
+        known = min(max(0, unchanged - self._offset), len(self._cached))
+        kept = known + common_prefix(self._cached[known:], wanted[known:])
+        kept = min(kept, len(wanted) - 1)
+        self._model.rollback(kept)
+        del self._cached[kept:]
+        for start in range(kept, len(wanted) - 1, _PREFILL_ROWS):
+            part = wanted[start : min(start + _PREFILL_ROWS, len(wanted) - 1)]
+            self._model.extend(part)
+            self._cached += part
+        return self._forward(wanted[-1:])
+
+    def _forward(self, pieces: list[int]) -> FloatArray:
+        rows = self._model.forward(pieces)
+        self._cached += pieces
+        last: FloatArray = rows[-1]
+        return last

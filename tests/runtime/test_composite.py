@@ -1,0 +1,104 @@
+"""The round goes to the proposer that promises most; a model is not run for less than it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from edgedraft.runtime.composite import CompositeProposer
+from edgedraft.runtime.datatypes import NOTHING, Proposal
+from edgedraft.runtime.policy import DraftPolicy, PassCosts
+
+POLICY = DraftPolicy(PassCosts({2: 0.010, 4: 0.011, 8: 0.0135}), overhead_s=0.0)
+
+
+@dataclass
+class Fixed:
+    """Always proposes the same, and counts how often it was asked and told to forget."""
+
+    proposal: Proposal
+    asked: int = 0
+    forgot: int = 0
+
+    def propose(self, committed: Sequence[int], budget: int) -> Proposal:
+        self.asked += 1
+        return self.proposal
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+def chain(*confidence: float, origin: str = "free", draft_s: float = 0.0) -> Proposal:
+    count = len(confidence)
+    return Proposal(tuple(range(count)), tuple(range(-1, count - 1)), confidence, origin,
+                    draft_s=draft_s)  # fmt: skip
+
+
+def test_the_likelier_of_two_free_proposals_wins() -> None:
+    weak, strong = Fixed(chain(0.2)), Fixed(chain(0.9, 0.9, origin="strong"))
+    for free in ([weak, strong], [strong, weak]):
+        assert CompositeProposer(free, None, POLICY).propose([1], 8).origin == "strong"
+    assert CompositeProposer([], None, POLICY).propose([1], 8) is NOTHING
+
+
+def test_a_model_is_asked_where_it_promises_more_than_what_is_free() -> None:
+    free = Fixed(chain(0.3))
+    model = Fixed(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
+    composite = CompositeProposer([free], model, POLICY)
+    assert [composite.propose([1], 8).origin for _ in range(20)] == ["model"] * 20
+
+
+def test_a_model_that_costs_more_than_it_brings_is_soon_left_alone() -> None:
+    free = Fixed(chain(0.3))
+    model = Fixed(chain(0.4, origin="model", draft_s=0.009))
+    composite = CompositeProposer([free], model, POLICY)
+    for _ in range(200):
+        composite.propose([1], 8)
+    assert free.asked == 200
+    assert model.asked < 40
+
+
+def test_a_certain_copy_needs_no_model() -> None:
+    free = Fixed(chain(*[0.99] * 7))
+    model = Fixed(chain(0.7, 0.7, origin="model", draft_s=0.001))
+    composite = CompositeProposer([free], model, POLICY)
+    assert {composite.propose([1], 8).origin for _ in range(50)} == {"free"}
+    assert model.asked == 1, "to learn what it promises"
+
+
+def test_a_model_left_alone_is_tried_again_when_what_is_free_gets_worse() -> None:
+    free = Fixed(chain(*[0.9] * 7))
+    model = Fixed(chain(0.6, 0.6, origin="model", draft_s=0.001))
+    composite = CompositeProposer([free], model, POLICY)
+    for _ in range(30):
+        composite.propose([1], 8)
+    free.proposal = chain(0.1)
+    assert composite.propose([1], 8).origin == "model"
+
+
+def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:
+    composite = CompositeProposer(
+        [Fixed(chain(0.9))], Fixed(chain(0.1, origin="model", draft_s=0.002)), POLICY
+    )
+    chosen = composite.propose([1], 8)
+    assert chosen.origin == "free" and chosen.draft_s == 0.002
+
+
+def test_forgetting_reaches_every_proposer() -> None:
+    proposers = [Fixed(NOTHING), Fixed(NOTHING), Fixed(NOTHING)]
+    CompositeProposer(proposers[:2], proposers[2], POLICY).forget()
+    assert [p.forgot for p in proposers] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_the_budget_is_handed_on(budget: int) -> None:
+    class Exact:
+        def propose(self, committed: Sequence[int], given: int) -> Proposal:
+            assert given == budget
+            return NOTHING
+
+        def forget(self) -> None: ...
+
+    CompositeProposer([Exact()], Exact(), POLICY).propose([1], budget)
