@@ -48,7 +48,7 @@ class DraftModel:
         self._map = vocab_map
         self._learned = learned
         self._translator = translator or Translator(vocab_map, learned)
-        self._unusable = np.flatnonzero(~vocab_map.usable)
+        self._unusable = np.flatnonzero(~self._translator.usable)
         self._calibration = Calibration()
         self._committed: list[int] = []  # target tokens that `_context` spells
         self._ends: list[int] = []  # length of the context behind each of them
@@ -65,7 +65,7 @@ class DraftModel:
         if budget < 1 or not self._context:
             return NOTHING
         draft = self._draft(self._read_context(unchanged, budget + _OVERTIME), budget)
-        proposal = self._translator.translate(draft, budget)
+        proposal = self._translator.translate(draft, budget, committed)
         self._calibration.expect(len(committed), proposal.tokens, proposal.confidence)
         return Proposal(
             tokens=proposal.tokens,

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from .datatypes import AlignedSpan, Draft, Proposal
 from .vocab_map import VocabMap
 
@@ -35,8 +38,13 @@ class Translator:
         self._learned = learned
         self._static = static
 
-    def translate(self, draft: Draft, budget: int, origin: str = "drafter") -> Proposal:
-        """Return a chain of at most `budget` target tokens.
+    @property
+    def usable(self) -> npt.NDArray[np.bool_]:
+        """Which draft tokens can become something of the target's, shape (draft vocab,)."""
+        return self._map.usable
+
+    def translate(self, draft: Draft, budget: int, committed: Sequence[int] = ()) -> Proposal:
+        """Return a chain of at most `budget` target tokens that follow `committed`.
 
         The confidence of a token is the product of its pieces' probabilities.
         """
@@ -64,7 +72,7 @@ class Translator:
             tokens=tuple(tokens[:budget]),
             parents=tuple(chain),
             confidence=tuple(confidence[:budget]),
-            origin=origin,
+            origin="drafter",
             draft=draft,
             spans=tuple(spans[:budget]),
         )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from toy_vocabularies import TEXT, byte_level, pair, pieces_text
 
 from edgedraft.runtime import DecodeConfig, Proposal, SamplingConfig
 from edgedraft.runtime.datatypes import Draft
@@ -14,6 +13,7 @@ from edgedraft.runtime.draft_model import DraftModel
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
 from edgedraft.runtime.translate import Translator
 from fakes import TableModel, random_table, run
+from toy_vocabularies import TEXT, byte_level, pair, pieces_text
 
 DRAFT, TARGET = 270, 380
 END = 0

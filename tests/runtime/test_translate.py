@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from toy_vocabularies import TEXT, byte_level, pair, pieces_text
 
 from edgedraft.runtime.datatypes import AlignedSpan, Draft
 from edgedraft.runtime.translate import Translator
+from toy_vocabularies import TEXT, byte_level, pair, pieces_text
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
