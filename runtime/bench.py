@@ -5,7 +5,7 @@ Every prompt is answered by
 * the plain loop whose passes have two rows: the reference, bit-identical to verification,
 * the plain loop whose passes have one row: not bit-identical, but sometimes faster,
 * the speculative loop,
-* and, when asked for, other engines (`peers.py`).
+* and, when asked for, the same with other drafters, and other engines (`peers.py`).
 
 Speed-ups are quoted over the faster of the two plain loops, measured for the same prompt. The order
 changes from prompt to prompt, so that no loop always runs on a warmer machine. Everything is
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from time import perf_counter
 
@@ -30,6 +30,7 @@ from .stats import RunStats
 
 TWO_ROWS, ONE_ROW, SPECULATIVE = "plain_two_rows", "plain_one_row", "speculative"
 PLAIN = (TWO_ROWS, ONE_ROW)
+VERSUS = "versus "  # begins the kind of a run with other drafters
 _WARM_UP_TOKENS = 16
 
 
@@ -69,14 +70,19 @@ class PromptResult:
     @cached_property
     def identical(self) -> bool:
         """Whether speculation gave the plain tokens in every trial."""
-        answers = (r.token_ids for kind in (TWO_ROWS, SPECULATIVE) for r in self.runs[kind])
+        kinds = (TWO_ROWS, SPECULATIVE, *self.versus)
+        answers = (r.token_ids for kind in kinds for r in self.runs[kind])
         return all(ids == self.reference.token_ids for ids in answers)
+
+    @property
+    def versus(self) -> list[str]:
+        """The kinds of runs with other drafters."""
+        return [kind for kind in self.runs if kind.startswith(VERSUS)]
 
     @cached_property
     def stats(self) -> RunStats:
         """Counts and phase seconds of the speculative runs, added up."""
-        runs = self.runs[SPECULATIVE]
-        return sum((r.stats for r in runs[1:]), runs[0].stats)
+        return self.stats_of(SPECULATIVE)
 
     @cached_property
     def speculative_s(self) -> float:
@@ -98,6 +104,10 @@ class PromptResult:
         """The same with the prefill counted in."""
         plain = min(self._total_token_s(kind) for kind in PLAIN)
         return plain / self._total_token_s(SPECULATIVE)
+
+    def stats_of(self, kind: str) -> RunStats:
+        """Return counts and phase seconds of a kind of run, added up."""
+        return sum((r.stats for r in self.runs[kind]), RunStats())
 
     def token_s(self, kind: str) -> float:
         """Return the median decode seconds per token of a kind of run."""
@@ -122,13 +132,16 @@ def run_bench(
     *,
     trials: int = 1,
     warm_up: int = 1,
+    others: Mapping[str, Engine] | None = None,
     peers: Mapping[str, Runner] | None = None,
 ) -> Iterator[PromptResult | Skipped]:
     """Answer every prompt with every kind of run, yielding one result per prompt.
 
-    The first `warm_up` prompts are answered briefly beforehand.
+    The first `warm_up` prompts are answered briefly beforehand. `others` are engines over the same
+    target with other drafters, by name.
     """
-    runners = {**_own_runners(engine), **(peers or {})}
+    versus = {f"{VERSUS}{name}": partial(_run, other) for name, other in (others or {}).items()}
+    runners = {**_own_runners(engine), **versus, **(peers or {})}
     brief = replace(config, max_tokens=min(config.max_tokens, _WARM_UP_TOKENS))
     for prompt in prompts[:warm_up]:
         _run_prompt(engine, prompt, brief, runners, trials=1, turn=0)

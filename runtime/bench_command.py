@@ -24,7 +24,7 @@ from .peers import Peer, peer_model
 from .plan import measure_plan
 from .prompt_files import BenchPrompt, load_prompts
 from .provenance import describe_run, load_average
-from .state import write_atomic
+from .state import default_state_dir, write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class BenchRequest:
     state_dir: Path | None = None
     trials: int = 1
     warm_up: int = 1
+    versus: tuple[tuple[str, ...], ...] = ()  # other drafters to measure beside them
     peers: tuple[str, ...] = ()
     peer_model: str | None = None
     json_path: Path | None = None
@@ -138,6 +139,12 @@ def _run_all(
             request.config,
             trials=request.trials,
             warm_up=request.warm_up,
+            others={
+                " ".join(Path(name).name for name in names): engine.with_drafters(
+                    names, request.state_dir or default_state_dir()
+                )
+                for names in request.versus
+            },
             peers=runners,
         )
         try:
@@ -179,6 +186,7 @@ def _settings(request: BenchRequest) -> Mapping[str, Any]:
         "prompts": list(request.prompts),
         "limit": request.limit,
         "drafters": list(request.drafters),
+        "versus": [list(names) for names in request.versus],
         "tree": request.tree,
         "max_tokens": config.max_tokens,
         "max_draft_tokens": config.max_draft_tokens,

@@ -59,6 +59,12 @@ def table_lines(document: Mapping[str, Any]) -> Iterator[str]:
             f"peak memory {memory['session_peak_bytes'] / 1e6:.0f} MB, {memory['ratio']:.2f}x the "
             f"weights' {memory['weights_bytes'] / 1e6:.0f} MB"
         )
+    for name in overall["versus"]:
+        ratios = (
+            f"{group} {row['versus'][name]['our_seconds_over_theirs']:.3f}"
+            for group, row in [*classes.items(), ("overall", overall)]
+        )
+        yield f"time over that of {name}: {', '.join(ratios)}"
     for name, peer in overall.get("peers", {}).items():
         yield (
             f"{name}: {peer['tokens_per_second']:.1f} tokens/s; ours over it: plain "

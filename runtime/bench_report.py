@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .bench import ONE_ROW, PLAIN, SPECULATIVE, TWO_ROWS, PromptResult, Skipped
+from .bench import ONE_ROW, PLAIN, SPECULATIVE, TWO_ROWS, VERSUS, PromptResult, Skipped
 from .stats import RunStats
 
 
@@ -127,6 +127,28 @@ def _ratios(results: Sequence[PromptResult]) -> dict[str, Any]:
         "end_to_end_speedup_mean": (fmean(r.end_to_end_speedup for r in results) if some else None),
         "tokens_per_pass": stats.tokens_per_pass if some else None,
         "acceptance_rate": stats.acceptance_rate if some else None,
+        "accepted_by_origin": dict(stats.accepted_by_origin),
+        "versus": {
+            kind.removeprefix(VERSUS): _versus(results, kind)
+            for kind in (results[0].versus if some else ())
+        },
+    }
+
+
+def _versus(results: Sequence[PromptResult], kind: str) -> dict[str, Any]:
+    """Return how the same drafts' rivals did, and our time over theirs."""
+    stats = sum((r.stats_of(kind) for r in results), RunStats())
+    ours, theirs = (
+        sum(len(r.reference.token_ids) * r.token_s(k) for r in results) for k in (SPECULATIVE, kind)
+    )
+    return {
+        "speedup_median": median(r.plain_token_s / r.token_s(kind) for r in results),
+        "speedup_mean": fmean(r.plain_token_s / r.token_s(kind) for r in results),
+        "tokens_per_pass": stats.tokens_per_pass,
+        "our_seconds_over_theirs": ours / theirs,
+        "our_seconds_over_theirs_median": median(
+            r.token_s(SPECULATIVE) / r.token_s(kind) for r in results
+        ),
     }
 
 

@@ -91,6 +91,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     bench.add_argument("--plot", type=Path, metavar="FILE.png", help="write a picture here")
+    bench.add_argument(
+        "--versus",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="other drafters to measure beside --drafter; repeatable",
+    )
     bench.add_argument("--compare", nargs="+", default=[], choices=PEERS, help="other engines")
     bench.add_argument("--peer-model", metavar="DIR", help="Hugging Face folder for transformers")
     bench.set_defaults(run=_bench)
@@ -202,6 +210,7 @@ def _bench(args: argparse.Namespace) -> int:
             state_dir=args.state,
             trials=args.trials,
             warm_up=args.warm_up,
+            versus=tuple(map(tuple, args.versus)),
             peers=tuple(dict.fromkeys(args.compare)),
             peer_model=args.peer_model,
             json_path=args.json,

@@ -17,7 +17,6 @@ from .errors import DrafterError
 from .folder import ModelFolder, open_model_folder
 from .interfaces import Proposer
 from .onnx_model import OnnxModel
-from .ort_session import SessionConfig
 from .policy import DraftPolicy
 from .suffix_lookup import SuffixLookup
 from .tokenizer_file import load_tokenizer
@@ -33,9 +32,7 @@ def open_proposer(
     target: OnnxModel,
     tokenizer: Any,
     policy: DraftPolicy,
-    *,
     tree: bool,
-    session: SessionConfig | None,
     state_dir: Path | None,
 ) -> Proposer:
     """Open every drafter that was named.
@@ -56,18 +53,14 @@ def open_proposer(
         from .ngram_model import NgramModel
 
         free.append(NgramModel())
-    model = _open_model(folders[0], target, tokenizer, session, state_dir) if folders else None
+    model = _open_model(folders[0], target, tokenizer, state_dir) if folders else None
     if len(free) == 1 and model is None:
         return free[0]
     return CompositeProposer(free, model, policy)
 
 
 def _open_model(
-    path: Path,
-    target: OnnxModel,
-    tokenizer: Any,
-    session: SessionConfig | None,
-    state_dir: Path | None,
+    path: Path, target: OnnxModel, tokenizer: Any, state_dir: Path | None
 ) -> DraftModel:
     if not path.exists():
         raise DrafterError(
@@ -76,7 +69,7 @@ def _open_model(
         )
     folder = open_model_folder(path)
     draft_vocabulary = Vocabulary(load_tokenizer(folder.tokenizer))
-    model = OnnxModel(folder, session, tokenizer_size=len(draft_vocabulary))
+    model = OnnxModel(folder, target.config, tokenizer_size=len(draft_vocabulary))
     model.single_rows = True  # its bits decide nothing
     vocabularies = draft_vocabulary, Vocabulary(tokenizer)
     roles = pair_roles(folder, target.folder)

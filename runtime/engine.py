@@ -133,10 +133,17 @@ class Engine:
             plan = measure_plan(target)
             directory = None
         policy = DraftPolicy(plan.costs)
-        proposer = open_proposer(
-            drafters, target, tokenizer, policy, tree=tree, session=session, state_dir=directory
-        )
+        proposer = open_proposer(drafters, target, tokenizer, policy, tree, directory)
         return cls(target, tokenizer, proposer, plan, policy)
+
+    def with_drafters(self, drafters: Sequence[str | Path], state_dir: Path | None) -> Engine:
+        """Return an engine over the same target that drafts differently.
+
+        Both use one cache: whoever turns from one to the other calls `forget` first.
+        """
+        policy = DraftPolicy(self.plan.costs if self.plan else None)
+        proposer = open_proposer(drafters, self.target, self.tokenizer, policy, False, state_dir)
+        return Engine(self.target, self.tokenizer, proposer, self.plan, policy)
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """Return the prompt's token ids.

@@ -39,6 +39,8 @@ RATIOS = {
     "end_to_end_speedup_mean",
     "tokens_per_pass",
     "acceptance_rate",
+    "accepted_by_origin",
+    "versus",
 }
 SUMMARY = RATIOS | {
     "identical_outputs",
@@ -378,6 +380,33 @@ def test_a_peer_that_dies_is_one_line(
     command = f"bench --target {tiny_folder(contract='genai')} --prompts {prompt_file}"
     assert main([*command.split(), "--compare", "genai"]) == 2
     assert capsys.readouterr().err == "edgedraft: genai ended unexpectedly (no message)\n"
+
+
+def test_other_drafters_take_turns_and_are_compared(
+    tiny_folder: Callable[..., Path], prompt_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "result.json"
+    command = (
+        f"bench --target {tiny_folder()} --prompts {prompt_file} --limit 2 --max-tokens 24 "
+        f"--drafter lookup {tiny_folder()} --versus lookup --json {out}"
+    )
+    assert main(command.split()) == 0
+    document = json.loads(out.read_text())
+    assert document["settings"]["versus"] == [["lookup"]]
+    assert document["overall"]["identical_outputs"]
+    for row in (*document["classes"].values(), document["overall"]):
+        rival = row["versus"]["lookup"]
+        assert rival["tokens_per_pass"] >= 1
+        assert rival["our_seconds_over_theirs"] > 0
+    seconds = [row["seconds_per_token"] for row in document["prompts"]]
+    tokens = [row["tokens"] for row in document["prompts"]]
+    ours, theirs = (
+        sum(t * s[kind] for t, s in zip(tokens, seconds, strict=True))
+        for kind in ("speculative", "versus lookup")
+    )
+    assert document["overall"]["versus"]["lookup"]["our_seconds_over_theirs"] == pytest.approx(
+        ours / theirs
+    )
 
 
 @pytest.mark.parametrize(

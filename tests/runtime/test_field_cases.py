@@ -1,7 +1,8 @@
 """Faults that people reported against other runtimes, tried on ours.
 
-The numbers are those of the project's list of field cases. Cases 1 to 6 and 8 are in test_drafting.py, since
-they need a drafter with a tokenizer of its own; 18 to 20 need adapters and come with those.
+The numbers are those of the project's list of field cases. Cases 1 to 6 and 8 are in
+test_drafting.py, since they need a drafter with a tokenizer of its own; 18 to 20 need adapters and
+come with those.
 """
 
 from __future__ import annotations
