@@ -141,7 +141,7 @@ def run_bench(
     target with other drafters, by name.
     """
     versus = {f"{VERSUS}{name}": partial(_run, other) for name, other in (others or {}).items()}
-    runners = {**_own_runners(engine), **versus, **(peers or {})}
+    runners: dict[str, Runner] = {**_own_runners(engine), **versus, **(peers or {})}
     brief = replace(config, max_tokens=min(config.max_tokens, _WARM_UP_TOKENS))
     for prompt in prompts[:warm_up]:
         _run_prompt(engine, prompt, brief, runners, trials=1, turn=0)

@@ -24,7 +24,7 @@ from .peers import Peer, peer_model
 from .plan import measure_plan
 from .prompt_files import BenchPrompt, load_prompts
 from .provenance import describe_run, load_average
-from .state import default_state_dir, write_atomic
+from .state import write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ def measure(request: BenchRequest, progress: Callable[[str], None]) -> dict[str,
         tree=request.tree,
         session=request.session,
         state_dir=request.state_dir,
+        keep=False,  # a result must not depend on what was asked before
     )
     outcome = _run_all(engine, prompts, request, progress)
     peak = memory.growth()
@@ -140,9 +141,7 @@ def _run_all(
             trials=request.trials,
             warm_up=request.warm_up,
             others={
-                " ".join(Path(name).name for name in names): engine.with_drafters(
-                    names, request.state_dir or default_state_dir()
-                )
+                " ".join(Path(name).name for name in names): engine.with_drafters(names)
                 for names in request.versus
             },
             peers=runners,

@@ -176,6 +176,7 @@ def _generate(args: argparse.Namespace) -> int:
         for piece in engine.stream(ids, config):
             print(piece.text, end="", flush=True)
         print(flush=True)
+    engine.save()
     plan = engine.plan
     _say(f"[{engine.stats.summary(plan.plain_s if plan else None)}]")
     return 0
@@ -193,7 +194,10 @@ def _chat(args: argparse.Namespace) -> int:
             pass
         prompt = "> "
         _say(f"{engine.target.folder.name} is ready. /help lists the commands.")
-    chat.run(lambda: input(prompt))
+    try:
+        chat.run(lambda: input(prompt))
+    finally:
+        engine.save()
     return 0
 
 

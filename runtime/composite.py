@@ -7,7 +7,7 @@ free; now and then it is tried again, since texts change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .datatypes import NOTHING, Proposal
@@ -54,5 +54,15 @@ class CompositeProposer:
 
     def forget(self) -> None:
         """Drop every text seen so far."""
-        for proposer in (*self._free, *([self._drafter] if self._drafter else [])):
+        for proposer in self._all():
             proposer.forget()
+
+    def save(self) -> None:
+        """Write what any of the proposers wants to outlive this process."""
+        for proposer in self._all():
+            proposer.save()
+
+    def _all(self) -> Iterator[Proposer]:
+        yield from self._free
+        if self._drafter is not None:
+            yield self._drafter

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from .interfaces import LanguageModel
 from .prefix import common_prefix
 from .translate import Translator
 from .vocab_map import VocabMap
-
-if TYPE_CHECKING:
-    from .ngram_cache import NgramCache
 
 _PREFILL_ROWS = 128
 _OVERTIME = 3  # pieces that may be drafted to finish a target token
@@ -42,14 +38,13 @@ class DraftModel:
         model: LanguageModel,
         vocab_map: VocabMap,
         translator: Translator | None = None,
-        learned: NgramCache | None = None,
     ) -> None:
         self._model = model
         self._map = vocab_map
-        self._learned = learned
-        self._translator = translator or Translator(vocab_map, learned)
+        self._translator = translator or Translator(vocab_map)
         self._unusable = np.flatnonzero(~self._translator.usable)
         self._calibration = Calibration()
+        self._proposed: tuple[int, Proposal] = (0, NOTHING)  # where it began, and what
         self._committed: list[int] = []  # target tokens that `_context` spells
         self._ends: list[int] = []  # length of the context behind each of them
         self._context: list[int] = []
@@ -60,12 +55,16 @@ class DraftModel:
         """Draft until the budget is spent or the draft is unlikely to be reached."""
         started = perf_counter()
         self._calibration.score(committed)
+        position, proposed = self._proposed
+        self._translator.learn(proposed, committed[position:])
         unchanged = self._spell(committed)
         budget = min(budget, self._model.context_length // 2 - _OVERTIME)
         if budget < 1 or not self._context:
+            self._proposed = len(committed), NOTHING
             return NOTHING
         draft = self._draft(self._read_context(unchanged, budget + _OVERTIME), budget)
         proposal = self._translator.translate(draft, budget, committed)
+        self._proposed = len(committed), proposal
         self._calibration.expect(len(committed), proposal.tokens, proposal.confidence)
         return Proposal(
             tokens=proposal.tokens,
@@ -81,7 +80,13 @@ class DraftModel:
         """Drop every token read so far."""
         self._committed, self._ends, self._context, self._cached = [], [], [], []
         self._offset = 0
+        self._proposed = 0, NOTHING
         self._model.rollback(0)
+        self._translator.forget()
+
+    def save(self) -> None:
+        """Write what the translator learned."""
+        self._translator.save()
 
     def _spell(self, committed: Sequence[int]) -> int:
         """Bring the context to what the committed tokens spell; return how much of it stayed."""

@@ -16,15 +16,17 @@ from .draft_model import DraftModel
 from .errors import DrafterError
 from .folder import ModelFolder, open_model_folder
 from .interfaces import Proposer
+from .learned_ngrams import LearnedNgrams
+from .learning_translator import LearningTranslator
 from .onnx_model import OnnxModel
 from .policy import DraftPolicy
 from .suffix_lookup import SuffixLookup
-from .tokenizer_file import load_tokenizer
+from .tokenizer_file import ids_fingerprint, load_tokenizer
 from .vocab_map import VocabMap
 from .vocabulary import Vocabulary
 
 NAMES = ("lookup", "ngram", "none")
-DEFAULT = ("lookup",)
+DEFAULT = ("lookup", "ngram")
 
 
 def open_proposer(
@@ -32,53 +34,40 @@ def open_proposer(
     target: OnnxModel,
     tokenizer: Any,
     policy: DraftPolicy,
-    tree: bool,
-    state_dir: Path | None,
+    *,
+    tree: bool = False,
+    pairs: Path | None = None,
+    kept: Path | None = None,
 ) -> Proposer:
     """Open every drafter that was named.
 
-    `tokenizer` is the target's; `state_dir` keeps tables of vocabulary pairs, where there is one.
-    Raises `DrafterError` or `FolderError` for what cannot be used.
+    `tokenizer` is the target's. Tables of vocabulary pairs are kept in the folder `pairs`, what is
+    learned of this target's texts in the folder `kept`; None keeps nothing. Raises `DrafterError`
+    or `FolderError` for what cannot be used.
     """
     names = [str(name) for name in drafters if str(name) in NAMES]
     folders = [Path(name) for name in drafters if str(name) not in NAMES]
-    if "none" in names:
+    if "none" in names or not drafters:
         raise DrafterError("'none' cannot be combined with other drafters")
     if len(folders) > 1:
         raise DrafterError(f"one drafter folder at a time, got {', '.join(map(str, folders))}")
+    drafter = _open_folder(folders[0]) if folders else None
     free: list[Proposer] = []
     if "lookup" in names:
         free.append(SuffixLookup(tree=tree))
     if "ngram" in names:
-        from .ngram_model import NgramModel
-
-        free.append(NgramModel())
-    model = _open_model(folders[0], target, tokenizer, state_dir) if folders else None
-    if len(free) == 1 and model is None:
-        return free[0]
-    return CompositeProposer(free, model, policy)
-
-
-def _open_model(
-    path: Path, target: OnnxModel, tokenizer: Any, state_dir: Path | None
-) -> DraftModel:
-    if not path.exists():
-        raise DrafterError(
-            f"{path}: no such folder, and no drafter of that name; a drafter is one of "
-            f"{', '.join(NAMES)}, or a folder that edgedraft-export drafter made"
+        ids = ids_fingerprint(tokenizer)
+        free.append(
+            LearnedNgrams(
+                ids,
+                seed=drafter.path / seed_name(ids) if drafter else None,
+                kept=kept / "ngrams.bin" if kept else None,
+            )
         )
-    folder = open_model_folder(path)
-    draft_vocabulary = Vocabulary(load_tokenizer(folder.tokenizer))
-    model = OnnxModel(folder, target.config, tokenizer_size=len(draft_vocabulary))
-    model.single_rows = True  # its bits decide nothing
-    vocabularies = draft_vocabulary, Vocabulary(tokenizer)
-    roles = pair_roles(folder, target.folder)
-    vocab_map = (
-        VocabMap.load_or_build(*vocabularies, state_dir / "pairs", **roles)
-        if state_dir
-        else VocabMap.build(*vocabularies, **roles)
-    )
-    return DraftModel(model, vocab_map)
+    if drafter is None:
+        return free[0] if len(free) == 1 else CompositeProposer(free, None, policy)
+    model = _open_model(drafter, target, tokenizer, pairs, kept)
+    return CompositeProposer(free, model, policy)
 
 
 def pair_roles(drafter: ModelFolder, target: ModelFolder) -> dict[str, Any]:
@@ -88,3 +77,40 @@ def pair_roles(drafter: ModelFolder, target: ModelFolder) -> dict[str, Any]:
         "draft_mark": drafter.mark_token_id,
         "target_stop_ids": target.eos_token_ids,
     }
+
+
+def seed_name(ids: str) -> str:
+    """Return the name of a drafter's n-gram seed for targets whose ids have this fingerprint."""
+    return f"ngrams-{ids[:16]}.bin"
+
+
+def _open_folder(path: Path) -> ModelFolder:
+    if not path.exists():
+        raise DrafterError(
+            f"{path}: no such folder, and no drafter of that name; a drafter is one of "
+            f"{', '.join(NAMES)}, or a folder that edgedraft-export drafter made"
+        )
+    return open_model_folder(path)
+
+
+def _open_model(
+    folder: ModelFolder,
+    target: OnnxModel,
+    tokenizer: Any,
+    pairs: Path | None,
+    kept: Path | None,
+) -> DraftModel:
+    vocabulary = Vocabulary(load_tokenizer(folder.tokenizer))
+    model = OnnxModel(folder, target.config, tokenizer_size=len(vocabulary))
+    model.single_rows = True  # its bits decide nothing
+    vocabularies = vocabulary, Vocabulary(tokenizer)
+    roles = pair_roles(folder, target.folder)
+    vocab_map = (
+        VocabMap.load_or_build(*vocabularies, pairs, **roles)
+        if pairs
+        else VocabMap.build(*vocabularies, **roles)
+    )
+    cache = kept / f"spellings-{folder.fingerprint[:16]}.bin" if kept else None
+    return DraftModel(
+        model, vocab_map, LearningTranslator(vocab_map, vocabulary.pieces, kept=cache)
+    )

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from .chat_template import render_chat
@@ -36,6 +37,7 @@ from .stats import RunStats
 from .tokenizer_file import load_tokenizer
 
 _log = logging.getLogger(__name__)
+_SAVE_INTERVAL_S = 60.0
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
@@ -83,6 +85,7 @@ class Engine:
             target.folder.eos_token_ids,
         )
         self.stats = RunStats()  # of the last request
+        self._saved = monotonic()
         self._busy = threading.Lock()
         self._cancelled = threading.Event()
 
@@ -95,13 +98,15 @@ class Engine:
         tree: bool = False,
         session: SessionConfig | None = None,
         state_dir: Path | None = None,
+        keep: bool = True,
     ) -> Engine:
         """Open a target folder.
 
         `drafters` are "lookup", "ngram" and at most one drafter folder, in any combination, or
         "none" alone (`drafting.py`). `tree` lets the lookup propose several continuations at once:
         exact over an fp32 graph with an attention bias, up to the last bit of a logit. The costs of
-        this device are measured at the first opening and remembered in `state_dir`. Raises
+        this device are measured at the first opening and remembered in `state_dir`. So is what is
+        learned of the texts, unless `keep` is False: then every opening is like the first. Raises
         `FolderError` for a folder that cannot be used, `ProviderError` for an unknown execution
         provider.
         """
@@ -125,24 +130,33 @@ class Engine:
                 target.obstacle,
             )
             return cls(target, tokenizer, None)
+        state = None
         try:
             directory = state_dir or default_state_dir()
-            plan = load_or_measure_plan(target, DeviceState(directory, target_folder.fingerprint))
+            state = DeviceState(directory, target_folder.fingerprint)
+            plan = load_or_measure_plan(target, state)
         except StateError as error:
             _log.warning("%s", error)
             plan = measure_plan(target)
-            directory = None
         policy = DraftPolicy(plan.costs)
-        proposer = open_proposer(drafters, target, tokenizer, policy, tree, directory)
+        proposer = open_proposer(
+            drafters,
+            target,
+            tokenizer,
+            policy,
+            tree=tree,
+            pairs=state.shared / "pairs" if state else None,
+            kept=state.folder if state and keep else None,
+        )
         return cls(target, tokenizer, proposer, plan, policy)
 
-    def with_drafters(self, drafters: Sequence[str | Path], state_dir: Path | None) -> Engine:
-        """Return an engine over the same target that drafts differently.
+    def with_drafters(self, drafters: Sequence[str | Path]) -> Engine:
+        """Return an engine over the same target that drafts differently and keeps nothing.
 
         Both use one cache: whoever turns from one to the other calls `forget` first.
         """
         policy = DraftPolicy(self.plan.costs if self.plan else None)
-        proposer = open_proposer(drafters, self.target, self.tokenizer, policy, False, state_dir)
+        proposer = open_proposer(drafters, self.target, self.tokenizer, policy)
         return Engine(self.target, self.tokenizer, proposer, self.plan, policy)
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
@@ -184,6 +198,8 @@ class Engine:
         try:
             self._cancelled.clear()
             yield from self._stream(prompt, config or DecodeConfig())
+            if monotonic() - self._saved > _SAVE_INTERVAL_S:
+                self.save()
         finally:
             self._busy.release()
 
@@ -210,6 +226,19 @@ class Engine:
         self.decoder.forget()
         if self.proposer is not None:
             self.proposer.forget()
+
+    def save(self) -> None:
+        """Write what was learned, as also happens now and then between requests; a device that
+        refuses is warned of, once.
+        """
+        try:
+            if self.proposer is not None:
+                self.proposer.save()
+            self._saved = monotonic()
+        except StateError as error:
+            if self._saved < float("inf"):
+                _log.warning("%s", error)
+            self._saved = float("inf")
 
     def _stream(
         self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig

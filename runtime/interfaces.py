@@ -75,3 +75,7 @@ class Proposer(Protocol):
     def forget(self) -> None:
         """Drop every text seen so far."""
         ...
+
+    def save(self) -> None:
+        """Write what is to outlive this process, if anything; raise `StateError` when refused."""
+        ...

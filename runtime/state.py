@@ -61,11 +61,12 @@ class DeviceState:
     """The state of one target on this device."""
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
-        self._folder = directory / fingerprint[:32]
+        self.shared = directory  # for what does not depend on the target alone
+        self.folder = directory / fingerprint[:32]
 
     def load(self, name: str) -> Any | None:
         """Return the JSON value saved under `name`; None when there is none or it is damaged."""
-        path = self._folder / f"{name}.json"
+        path = self.folder / f"{name}.json"
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -91,10 +92,10 @@ class DeviceState:
         """Save a JSON value under `name`; raise `StateError` when the device refuses."""
         record = {"version": _VERSION, "sha256": _checksum(value), "value": value}
         try:
-            write_atomic(self._folder / f"{name}.json", json.dumps(record).encode())
+            write_atomic(self.folder / f"{name}.json", json.dumps(record).encode())
         except OSError as error:
             raise StateError(
-                f"{self._folder}: cannot be written ({error}); point EDGEDRAFT_STATE at a folder "
+                f"{self.folder}: cannot be written ({error}); point EDGEDRAFT_STATE at a folder "
                 "that can"
             ) from error
 

@@ -159,6 +159,9 @@ class SuffixLookup:
         self._request_start = self._request_offset = 0
         self._pending = None
 
+    def save(self) -> None:
+        """Keep nothing: texts stay in memory."""
+
     def _catch_up(self, committed: Sequence[int]) -> None:
         known = self._automaton.tokens[self._request_start :]
         done = self._request_offset + len(known)

@@ -1,7 +1,9 @@
-"""Loads a model's tokenizer."""
+"""A model's tokenizer, as the folder holds it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +23,9 @@ def load_tokenizer(path: Path) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def ids_fingerprint(tokenizer: Any) -> str:
+    """Return a checksum of which id has which name: equal where ids mean the same tokens."""
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    return hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()

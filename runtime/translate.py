@@ -2,8 +2,8 @@
 
 A draft is read from left to right and cut into the longest runs that spell a target token
 (OmniDraft, arXiv 2507.02659, section 3.1). Which runs do is known beforehand from both vocabularies
-(`vocab_map.py`), and learned while running, for spellings that the table does not have
-(`ngram_cache.py`). A draft token can also hold several whole target tokens.
+(`vocab_map.py`); others can be learned (`learning_translator.py`). A draft token can also hold
+several whole target tokens.
 
 What cannot be expressed ends the proposal. So does a run that breaks off before it spells anything:
 `is_open` tells the drafter to go on for a token or two.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +20,12 @@ import numpy.typing as npt
 from .datatypes import AlignedSpan, Draft, Proposal
 from .vocab_map import VocabMap
 
-if TYPE_CHECKING:
-    from .ngram_cache import NgramCache
-
 
 class Translator:
     """Translates drafts for one pair of vocabularies."""
 
-    def __init__(
-        self, vocab_map: VocabMap, learned: NgramCache | None = None, *, static: bool = True
-    ) -> None:
-        """Without `static`, tokens of several pieces are only those that were `learned`: the
-        paper's cache, which begins empty.
-        """
+    def __init__(self, vocab_map: VocabMap) -> None:
         self._map = vocab_map
-        self._learned = learned
-        self._static = static
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
@@ -77,6 +66,15 @@ class Translator:
             spans=tuple(spans[:budget]),
         )
 
+    def learn(self, proposal: Proposal, truth: Sequence[int]) -> None:
+        """Take note of the tokens that were committed where `proposal` stood."""
+
+    def forget(self) -> None:
+        """Drop what was learned of any text."""
+
+    def save(self) -> None:
+        """Write what is to outlive this process; raise `StateError` when refused."""
+
     def follow(self, node: int, piece: int) -> int:
         """Return where a trie walk from `node` gets with one more draft token.
 
@@ -91,18 +89,11 @@ class Translator:
 
     def _longest(self, pieces: Sequence[int], start: int) -> tuple[int, int] | None:
         """Return the target token that most pieces from `start` on spell, and their number."""
-        found = None
-        if self._static:
-            node = 0
-            for at in range(start, len(pieces)):
-                node = self._map.step(node, pieces[at])
-                if node < 0:
-                    break
-                if (token := self._map.finished(node)) >= 0:
-                    found = token, at + 1 - start
-        elif (token := self._map.direct(pieces[start])) >= 0:
-            found = token, 1
-        learned = self._learned.match(pieces, start) if self._learned is not None else None
-        if learned is not None and (found is None or learned[1] > found[1]):
-            found = learned
+        found, node = None, 0
+        for at in range(start, len(pieces)):
+            node = self._map.step(node, pieces[at])
+            if node < 0:
+                break
+            if (token := self._map.finished(node)) >= 0:
+                found = token, at + 1 - start
         return found

@@ -25,9 +25,6 @@ _LOOKBACK = 10  # committed tokens that are tokenized again together with a draf
 class IntersectionTranslator(Translator):
     """Maps token to token; what the target does not have is not drafted."""
 
-    def __init__(self, vocab_map: VocabMap) -> None:
-        super().__init__(vocab_map, static=False)
-
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
         """Draft tokens with a target token of the same bytes, and the end."""
@@ -39,6 +36,9 @@ class IntersectionTranslator(Translator):
     def is_open(self, node: int) -> bool:
         """Never: every draft token is a whole target token."""
         return False
+
+    def _longest(self, pieces: Sequence[int], start: int) -> tuple[int, int] | None:
+        return super()._longest(pieces[: start + 1], start)
 
 
 class ReencodeTranslator(Translator):

@@ -134,6 +134,8 @@ class OracleProposer:
 
     def forget(self) -> None: ...
 
+    def save(self) -> None: ...
+
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         self.asked.append((len(committed), budget))
         tokens = self.upcoming(len(committed), budget)
@@ -159,6 +161,8 @@ class RandomTreeProposer:
         self._rng = np.random.default_rng(self.seed)
 
     def forget(self) -> None: ...
+
+    def save(self) -> None: ...
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         tokens: list[int] = []
@@ -190,6 +194,8 @@ class AdversarialProposer:
         self._rng = np.random.default_rng(self.seed)
 
     def forget(self) -> None: ...
+
+    def save(self) -> None: ...
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         kind = self._rng.integers(5)

@@ -21,6 +21,7 @@ class Fixed:
     proposal: Proposal
     asked: int = 0
     forgot: int = 0
+    saved: int = 0
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         self.asked += 1
@@ -28,6 +29,9 @@ class Fixed:
 
     def forget(self) -> None:
         self.forgot += 1
+
+    def save(self) -> None:
+        self.saved += 1
 
 
 def chain(*confidence: float, origin: str = "free", draft_s: float = 0.0) -> Proposal:
@@ -86,10 +90,12 @@ def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:
     assert chosen.origin == "free" and chosen.draft_s == 0.002
 
 
-def test_forgetting_reaches_every_proposer() -> None:
+def test_forgetting_and_saving_reach_every_proposer() -> None:
     proposers = [Fixed(NOTHING), Fixed(NOTHING), Fixed(NOTHING)]
-    CompositeProposer(proposers[:2], proposers[2], POLICY).forget()
-    assert [p.forgot for p in proposers] == [1, 1, 1]
+    composite = CompositeProposer(proposers[:2], proposers[2], POLICY)
+    composite.forget()
+    composite.save()
+    assert [(p.forgot, p.saved) for p in proposers] == [(1, 1)] * 3
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
@@ -100,5 +106,7 @@ def test_the_budget_is_handed_on(budget: int) -> None:
             return NOTHING
 
         def forget(self) -> None: ...
+
+        def save(self) -> None: ...
 
     CompositeProposer([Exact()], Exact(), POLICY).propose([1], budget)

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from edgedraft.runtime import DecodeConfig, Proposal, SamplingConfig
-from edgedraft.runtime.datatypes import Draft
 from edgedraft.runtime.draft_model import DraftModel
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
-from edgedraft.runtime.translate import Translator
 from fakes import TableModel, random_table, run
 from toy_vocabularies import TEXT, byte_level, pair, pieces_text
 
@@ -172,15 +170,3 @@ def test_the_policy_does_not_blame_the_target_for_drafting() -> None:
     assert policy.tokens_per_second(cheap) > policy.tokens_per_second(
         Proposal((1, 2), (-1, 0), (0.9, 0.2), "test", draft_s=0.005)
     )
-
-
-def test_the_learned_cache_alone_translates_what_it_has_seen() -> None:
-    """The paper's cold cache: direct tokens first, longer ones when they have occurred."""
-    tokens = byte_level(TARGET).encode(" the sea shells", add_special_tokens=False).ids
-    token = next(t for t in tokens if len(pair().spelling(t)) > 1)
-    translator = Translator(pair(), static=False)
-    assert pair().spelling(token)[0] != token
-    pieces = tuple(pair().spelling(token))
-    cold = translator.translate(Draft(pieces, (0.5,) * len(pieces)), 8)
-    assert token not in cold.tokens
-    assert pieces_text(list(cold.tokens), TARGET) == pieces_text(list(pieces), DRAFT)
