@@ -1,7 +1,7 @@
 """Compare speculative with plain decoding, token by token and logit by logit, on a real model.
 
     python benchmarks/losslessness.py --target DIR --data ../shared/data --json FILE \
-        [--prompts-per-set 60] [--max-tokens 128] [--sampled] [--threads N]
+        [--prompts-per-set 60] [--max-tokens 128] [--sampled] [--threads N] [--drafter NAME ...]
 
 Every emitted token and every logits row that a token came from are compared with `==`. Results
 are written after every prompt; a second call goes on where the first was stopped. This times
@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from edgedraft.runtime import DecodeConfig, Engine, SamplingConfig, SessionConfig
+from edgedraft.runtime.drafting import DEFAULT
 from edgedraft.runtime.prompt_files import load_prompts
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.state import write_atomic
+from held_out_prompts import spread
 
 _SETS = ("gsm8k_test", "humaneval", "spec_bench_question", "scitldr_a_test")
 
@@ -55,11 +57,6 @@ def compare(engine: Engine, content: Any, config: DecodeConfig) -> dict[str, Any
     }
 
 
-def spread(prompts: list[Any], count: int) -> list[Any]:
-    """Take `count` prompts evenly, so that a file sorted by category is covered."""
-    return [prompts[i * len(prompts) // count] for i in range(min(count, len(prompts)))]
-
-
 def main() -> int:
     """Run the comparison; exit status 1 when anything differed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -71,13 +68,19 @@ def main() -> int:
     parser.add_argument(
         "--sampled", action="store_true", help="coupled, temperature 0.8, top-p 0.95"
     )
+    parser.add_argument("--drafter", nargs="+", default=list(DEFAULT), metavar="NAME")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     sampling = (
         SamplingConfig(temperature=0.8, top_p=0.95, seed=7) if args.sampled else SamplingConfig()
     )
     config = DecodeConfig(max_tokens=args.max_tokens, sampling=sampling)
-    engine = Engine.open(args.target, session=SessionConfig(threads=args.threads))
+    engine = Engine.open(
+        args.target,
+        drafters=args.drafter,
+        session=SessionConfig(threads=args.threads),
+        keep=False,
+    )
     results: dict[str, Any] = {"prompts": {}}
     if args.json.is_file():
         results = json.loads(args.json.read_text(encoding="utf-8"))
@@ -97,6 +100,7 @@ def main() -> int:
                 "identical_rows": sum(p["identical_rows"] for p in done),
                 "tokens_per_pass": sum(p["tokens"] for p in done) / sum(p["passes"] for p in done),
             }
+            results["drafters"] = [Path(name).name for name in args.drafter]
             results["provenance"] = describe_run(
                 engine.target.folder, engine.target.config, sampling.seed
             )
