@@ -13,7 +13,6 @@ from .bench import PromptResult, Runner, Skipped, run_bench
 from .bench_output import plot_speedups, progress_line
 from .bench_report import report
 from .config import DecodeConfig
-from .drafting import DEFAULT
 from .engine import Engine
 from .errors import EdgeDraftError, PromptError
 from .extras import need
@@ -36,7 +35,7 @@ class BenchRequest:
     limit: int | None
     config: DecodeConfig
     session: SessionConfig
-    drafters: tuple[str, ...] = DEFAULT
+    drafters: tuple[str, ...] | None = None  # None: as the engine chooses
     tree: bool = False
     state_dir: Path | None = None
     trials: int = 1
@@ -184,8 +183,8 @@ def _settings(request: BenchRequest) -> Mapping[str, Any]:
     return {
         "prompts": list(request.prompts),
         "limit": request.limit,
-        "drafters": list(request.drafters),
-        "versus": [list(names) for names in request.versus],
+        "drafters": request.drafters and [Path(name).name for name in request.drafters],
+        "versus": [[Path(name).name for name in names] for names in request.versus],
         "tree": request.tree,
         "max_tokens": config.max_tokens,
         "max_draft_tokens": config.max_draft_tokens,
@@ -200,4 +199,5 @@ def _settings(request: BenchRequest) -> Mapping[str, Any]:
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "seed": sampling.seed,
+        "verification": sampling.verification,
     }

@@ -209,7 +209,7 @@ def _bench(args: argparse.Namespace) -> int:
             limit=args.limit,
             config=decode_config(args),
             session=session_config(args),
-            drafters=tuple(args.drafter),
+            drafters=args.drafter and tuple(args.drafter),
             tree=args.tree,
             state_dir=args.state,
             trials=args.trials,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import get_args
 
-from .config import DecodeConfig, SamplingConfig
-from .drafting import DEFAULT
+from .config import DecodeConfig, SamplingConfig, Verification
 from .errors import EdgeDraftError
 from .ort_session import SessionConfig
 
@@ -42,9 +42,8 @@ def add_decode_options(parser: argparse.ArgumentParser, max_tokens: int) -> None
     parser.add_argument(
         "--drafter",
         nargs="+",
-        default=list(DEFAULT),
         metavar="NAME",
-        help="lookup, ngram or a drafter's folder, in any combination; or none",
+        help="lookup, ngram or a drafter's folder, in any combination; or none (default: ngram)",
     )
     parser.add_argument(
         "--tree", action="store_true", help="draft several continuations at once (fp32 graphs)"
@@ -60,6 +59,12 @@ def add_decode_options(parser: argparse.ArgumentParser, max_tokens: int) -> None
     parser.add_argument("--repetition-penalty", type=float, default=sampling.repetition_penalty)
     parser.add_argument("--presence-penalty", type=float, default=sampling.presence_penalty)
     parser.add_argument("--frequency-penalty", type=float, default=sampling.frequency_penalty)
+    parser.add_argument(
+        "--verification",
+        choices=get_args(Verification),
+        default=sampling.verification,
+        help="coupled: the text plain decoding gives; lattice: another of the same distribution",
+    )
     parser.add_argument("--seed", type=int, default=sampling.seed)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable"
@@ -79,6 +84,7 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
             presence_penalty=args.presence_penalty,
             frequency_penalty=args.frequency_penalty,
             seed=args.seed,
+            verification=args.verification,
         )
         return DecodeConfig(
             max_tokens=args.max_tokens,

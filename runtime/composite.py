@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from .config import SamplingConfig
 from .datatypes import NOTHING, Proposal
 from .interfaces import Proposer
 from .policy import DraftPolicy
@@ -18,7 +19,7 @@ _MEMORY = 0.9  # of the running mean of what the model's drafts promised
 _RECOVERY = 0.02  # a round without the model brings its expectation this much nearer to the first
 
 
-class CompositeProposer:
+class CompositeProposer(Proposer):
     """Chooses among proposers that cost nothing and, at most, one that runs a model."""
 
     def __init__(
@@ -29,6 +30,11 @@ class CompositeProposer:
         self._drafter = drafter
         self._policy = policy
         self._first_promise = self._promise = float("inf")  # tokens per second; inf: not tried yet
+
+    def begin(self, sampling: SamplingConfig) -> None:
+        """Tell every proposer how tokens are chosen."""
+        for proposer in self._all():
+            proposer.begin(sampling)
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         """Return the proposal with the best expected tokens per second."""
@@ -48,6 +54,8 @@ class CompositeProposer:
         if self._promise == float("inf"):
             self._first_promise = self._promise = promise
         self._promise += (1 - _MEMORY) * (promise - self._promise)
+        if drafted.rule is not None:
+            return drafted  # once looked at, leaving it out would bend the distribution
         # The time is spent, whichever is submitted.
         best = replace(best, draft_s=drafted.draft_s)
         return max(best, drafted, key=worth)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+Verification: TypeAlias = Literal["coupled", "lattice"]
 
 
 def _require(ok: bool, name: str, rule: str, got: object) -> None:
@@ -26,6 +29,10 @@ class SamplingConfig:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     banned_tokens: tuple[int, ...] = ()
     seed: int = 0
+    # How a sampled answer is verified. "coupled": the same seed gives the text that plain decoding
+    # gives. "lattice": another text of the same distribution, faster at high temperature, since the
+    # drafter's probabilities count; no difference without a drafter model, or when greedy.
+    verification: Verification = "coupled"
 
     def __post_init__(self) -> None:
         finite = math.isfinite
@@ -55,6 +62,17 @@ class SamplingConfig:
             dict(self.logit_bias),
         )
         _require(0 <= self.seed < 2**64, "seed", "in [0, 2**64)", self.seed)
+        _require(
+            self.verification in get_args(Verification),
+            "verification",
+            " or ".join(map(repr, get_args(Verification))),
+            repr(self.verification),
+        )
+
+    @property
+    def uses_draft_laws(self) -> bool:
+        """Whether drafts are to be sampled, and verified with the probabilities they had."""
+        return self.verification == "lattice" and self.temperature > 0
 
     @property
     def has_penalties(self) -> bool:

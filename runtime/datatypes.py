@@ -10,9 +10,9 @@ of tokens in topological order: every node comes after its parent. The usual pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ class Draft:
 
     tokens: tuple[int, ...]  # k
     probs: tuple[float, ...]  # k: what the drafter gave each token, given those before it
+    # (k, draft vocab): what each token was drawn from; None for the likeliest tokens
+    laws: npt.NDArray[np.float64] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class Proposal:
     draft: Draft | None = None  # what it was translated from
     spans: tuple[AlignedSpan, ...] = ()  # m where there is a draft
     draft_s: float = 0.0  # seconds a model took to draft this round, used or not
+    # How it has to be verified, and then whole: (proposal, logits, sampler, position) -> verdict.
+    # None: by what the target chooses, which is exact for any part of any proposal.
+    rule: Callable[[Proposal, FloatArray, Any, int], Verdict] | None = None
 
     @classmethod
     def chain(cls, tokens: Sequence[int], confidence: Sequence[float], origin: str) -> Proposal:

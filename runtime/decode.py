@@ -72,6 +72,8 @@ class SpeculativeDecoder:
         committed = list(prompt)
         self._check(committed)
         sampler = Sampler(config.sampling, prompt, self._target.vocab_size)
+        if self._proposer is not None:
+            self._proposer.begin(config.sampling)
         self._prefill(committed)
         remaining = config.max_tokens
         finish: FinishReason | None = "cancelled" if self._cancelled.is_set() else None
@@ -85,7 +87,8 @@ class SpeculativeDecoder:
             logits = self._target.forward([committed[-1], *proposal.tokens], parents)
             returned = perf_counter()
 
-            verdict = verify(proposal, logits, sampler, len(committed))
+            rule = proposal.rule or verify
+            verdict = rule(proposal, logits, sampler, len(committed))
             sampler.commit(verdict.next_token)
             emitted, finish = self._emit(proposal, verdict, remaining, config, is_last)
             committed.extend(emitted)

@@ -4,23 +4,31 @@ What the drafter reads is a function of the committed target tokens alone: their
 after the other (`vocab_map.py`). So its KV cache is appended to and rolled back, never rewritten,
 and after a round it keeps whatever of its own draft turned out right.
 
-Drafting is greedy. How likely the target is to agree is the drafter's probability, corrected by how
-often such probabilities held so far (`calibration.py`); drafting stops when the whole draft is
-unlikely to be reached.
+Usually the likeliest tokens are drafted. How likely the target is to agree is the drafter's
+probability, corrected by how often such probabilities held so far (`calibration.py`); drafting
+stops when the whole draft is unlikely to be reached. Where the request wants it, tokens are drawn
+instead, and verified with the probabilities they had (`rejection.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import prod
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 
 from .calibration import Calibration
+from .config import SamplingConfig
 from .datatypes import NOTHING, Draft, FloatArray, Proposal
-from .interfaces import LanguageModel
+from .drawing import DraftDrawing
+from .interfaces import LanguageModel, Proposer
 from .prefix import common_prefix
 from .translate import Translator
+from .trie_marginal import TrieMarginal
 from .vocab_map import VocabMap
 
 _PREFILL_ROWS = 128
@@ -30,7 +38,7 @@ _OVERTIME = 3  # pieces that may be drafted to finish a target token
 _LEAST_REACH = 0.12
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """Drafts for one target with a model that has its own vocabulary."""
 
     def __init__(
@@ -38,18 +46,40 @@ class DraftModel:
         model: LanguageModel,
         vocab_map: VocabMap,
         translator: Translator | None = None,
+        *,
+        target_vocab_size: int | None = None,
+        trees: bool = False,
     ) -> None:
+        """`trees` says whether the target verifies them, `target_vocab_size` how wide its logits
+        are, by default as its tokenizer; both matter only for drafts that are drawn.
+        """
         self._model = model
         self._map = vocab_map
         self._translator = translator or Translator(vocab_map)
         self._unusable = np.flatnonzero(~self._translator.usable)
         self._calibration = Calibration()
+        self._trees = trees
+        self._target_vocab_size = target_vocab_size or vocab_map.spelling_start.size - 1
+        self._drawing: DraftDrawing | None = None  # None: the likeliest tokens are drafted
         self._proposed: tuple[int, Proposal] = (0, NOTHING)  # where it began, and what
         self._committed: list[int] = []  # target tokens that `_context` spells
         self._ends: list[int] = []  # length of the context behind each of them
         self._context: list[int] = []
         self._cached: list[int] = []  # draft tokens in the model's cache
         self._offset = 0  # context tokens that no longer fit into the model's context
+
+    def begin(self, sampling: SamplingConfig) -> None:
+        """Draft as the request's tokens are chosen."""
+        self._translator.begin()
+        self._drawing = None
+        if sampling.uses_draft_laws:
+            self._drawing = DraftDrawing(
+                sampling, self._marginal, self._model.vocab_size, trees=self._trees
+            )
+
+    @cached_property
+    def _marginal(self) -> TrieMarginal:
+        return TrieMarginal(self._map, self._target_vocab_size)
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         """Draft until the budget is spent or the draft is unlikely to be reached."""
@@ -62,17 +92,16 @@ class DraftModel:
         if budget < 1 or not self._context:
             self._proposed = len(committed), NOTHING
             return NOTHING
-        draft = self._draft(self._read_context(unchanged, budget + _OVERTIME), budget)
-        proposal = self._translator.translate(draft, budget, committed)
+        row = self._read_context(unchanged, budget + _OVERTIME)
+        if self._drawing is not None:
+            proposal = self._drawing.proposal(self._draw(self._drawing, row, budget), budget)
+            return replace(proposal, draft_s=perf_counter() - started)
+        proposal = self._translator.translate(self._draft(row, budget), budget, committed)
         self._proposed = len(committed), proposal
         self._calibration.expect(len(committed), proposal.tokens, proposal.confidence)
-        return Proposal(
-            tokens=proposal.tokens,
-            parents=proposal.parents,
+        return replace(
+            proposal,
             confidence=tuple(map(self._calibration.calibrated, proposal.confidence)),
-            origin=proposal.origin,
-            draft=draft,
-            spans=proposal.spans,
             draft_s=perf_counter() - started,
         )
 
@@ -102,24 +131,39 @@ class DraftModel:
         return unchanged
 
     def _draft(self, row: FloatArray, budget: int) -> Draft:
-        """Draft greedily behind `row`, the logits that follow the context."""
+        """Draft the likeliest tokens behind `row`, the logits that follow the context."""
         pieces: list[int] = []
         probs: list[float] = []
-        node, reach = 0, 1.0
         while True:
             row[self._unusable] = -np.inf
-            piece = int(row.argmax())
-            probability = 1.0 / float(np.exp(row - row[piece]).sum())
-            pieces.append(piece)
-            probs.append(probability)
-            node = self._translator.follow(node, piece)
-            reach *= probability
-            is_enough = len(pieces) >= budget or reach < _LEAST_REACH
-            if is_enough and not (
-                self._translator.is_open(node) and len(pieces) < budget + _OVERTIME
-            ):
+            pieces.append(int(row.argmax()))
+            probs.append(1.0 / float(np.exp(row - row[pieces[-1]]).sum()))
+            if self._is_enough(pieces, probs, budget):
                 return Draft(tuple(pieces), tuple(probs))
+            row = self._forward(pieces[-1:])
+
+    def _draw(self, drawing: DraftDrawing, row: FloatArray, budget: int) -> Draft:
+        """Draw tokens behind `row`. When to stop depends on nothing but those drawn."""
+        dice = drawing.dice(len(self._committed))
+        pieces: list[int] = []
+        probs: list[float] = []
+        laws: list[npt.NDArray[np.float64]] = []
+        while True:
+            piece, law = drawing.draw(row, dice)
+            pieces.append(piece)
+            probs.append(float(law[piece]))
+            laws.append(law)
+            if self._is_enough(pieces, probs, budget):
+                return Draft(tuple(pieces), tuple(probs), np.stack(laws))
             row = self._forward([piece])
+
+    def _is_enough(self, pieces: Sequence[int], probs: Sequence[float], budget: int) -> bool:
+        if len(pieces) < budget and prod(probs) >= _LEAST_REACH:
+            return False
+        node = 0
+        for piece in pieces:
+            node = self._translator.follow(node, piece)
+        return not self._translator.is_open(node) or len(pieces) >= budget + _OVERTIME
 
     def _read_context(self, unchanged: int, room: int) -> FloatArray:
         """Bring the model's cache to the context and return the logits behind it.

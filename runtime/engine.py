@@ -94,7 +94,7 @@ class Engine:
         cls,
         folder: str | Path | ModelFolder,
         *,
-        drafters: Sequence[str | Path] = DEFAULT,
+        drafters: Sequence[str | Path] | None = None,
         tree: bool = False,
         session: SessionConfig | None = None,
         state_dir: Path | None = None,
@@ -103,8 +103,9 @@ class Engine:
         """Open a target folder.
 
         `drafters` are "lookup", "ngram" and at most one drafter folder, in any combination, or
-        "none" alone (`drafting.py`). `tree` lets the lookup propose several continuations at once:
-        exact over an fp32 graph with an attention bias, up to the last bit of a logit. The costs of
+        "none" alone (`drafting.py`); by default "ngram", with `tree` "lookup". `tree` lets lookup
+        and drawn drafts propose several continuations at once: exact over an fp32 graph with an
+        attention bias, up to the last bit of a logit. The costs of
         this device are measured at the first opening and remembered in `state_dir`. So is what is
         learned of the texts, unless `keep` is False: then every opening is like the first. Raises
         `FolderError` for a folder that cannot be used, `ProviderError` for an unknown execution
@@ -121,6 +122,8 @@ class Engine:
                 f"is {target_folder.precision}, where one bit of rounding can change a token; "
                 "export with --precision fp32 --tree"
             )
+        if drafters is None:
+            drafters = ("lookup",) if tree else DEFAULT
         if list(drafters) == ["none"]:
             return cls(target, tokenizer, None)
         if target.max_rows == 1:

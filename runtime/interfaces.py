@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from .config import SamplingConfig
 from .datatypes import FloatArray, Proposal
 
 
@@ -66,16 +67,21 @@ class Proposer(Protocol):
 
     A proposer is pulled, never pushed: it gets the whole committed sequence and brings its own
     state up to date, whatever happened since (rejections, an edited prompt, a new conversation).
+    Whoever inherits from this class needs `propose` only.
     """
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         """Propose at most `budget` tokens to follow `committed`."""
         ...
 
+    def begin(self, sampling: SamplingConfig) -> None:
+        """Hear how the tokens of the request to come are chosen."""
+        return
+
     def forget(self) -> None:
         """Drop every text seen so far."""
-        ...
+        return
 
     def save(self) -> None:
         """Write what is to outlive this process, if anything; raise `StateError` when refused."""
-        ...
+        return

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from .datatypes import Proposal
 from .errors import StateError
+from .interfaces import Proposer
 from .ngram_model import NgramModel
 
 _log = logging.getLogger(__name__)
 
 
-class LearnedNgrams:
+class LearnedNgrams(Proposer):
     """An `NgramModel` with its files."""
 
     def __init__(

@@ -47,6 +47,10 @@ class LearningTranslator(Translator):
             except StateError as error:
                 _log.warning("%s", error)
 
+    def begin(self) -> None:
+        """Let n-grams of earlier requests be evicted first."""
+        self.cache.begin_request()
+
     def learn(self, proposal: Proposal, truth: Sequence[int]) -> None:
         """Note the spellings of the committed tokens, and the drafter's own of the last one."""
         committed = list(islice(truth, len(proposal.tokens) + 1))

@@ -8,8 +8,9 @@ seen in: what this very text did last time is a far better guess than what other
 All entries live in one table of fixed size, so memory is bounded by construction. A context is
 known by 32 bits of its hash, which also say where its window of `_WINDOW` places begins. When the
 window is full, a newcomer wears the least used entry down by one observation, or takes the place
-of one that has no more to lose: least frequently used goes first, and what is no longer used
-ages. A place, once taken, is never emptied again, so a search may stop at the first empty one.
+of one that has no more to lose: the least frequently used goes first, and what nobody says any more
+does not stay for ever. A place, once taken, is never emptied again, so a search may stop at the
+first empty one.
 
 How far a continuation can be trusted is counted while the model runs, by length of the context,
 recency, and counts of the entry: when the next call shows what was committed, the previous
@@ -33,8 +34,8 @@ from .datatypes import NOTHING, Proposal
 from .prefix import common_prefix
 from .table_file import read_tables, write_tables
 
-# Tokens of context, shortest first. 1, 2, 3, 4 costs as much and is worth 1 % less, 1 to 5 costs a
-# quarter more and is worth the same (benchmarks/ngram_replay.py).
+# Tokens of context, shortest first. In replayed answers 1, 2, 3, 4 costs as much and is worth 1 %
+# less, 1 to 5 costs a quarter more and is worth the same.
 _CONTEXTS = (1, 2, 4, 6)
 # For each token backwards: its factor in the hash, and whether a context ends with it.
 _STEPS = tuple(
@@ -49,18 +50,17 @@ _REQUESTS = 4095  # request numbers before they are used again; 0 is none of the
 
 _LEAST_REACHED = 0.05  # probability below which a chain is not worth a deeper look
 _SURE = 0.8  # confidence at which shorter contexts are not asked any more
-_PRIOR_WEIGHT = 8.0
+_PRIOR_WEIGHT = 4.0
 _DECAY = 0.998  # per counted outcome: about the last five hundred of its kind matter
-# Kinds of guesses: the usual token of an entry not used in this request; of one whose latest token
-# is the usual one, is another; and that other one.
-_OLD, _AGREED, _OTHERWISE, _LATEST = range(4)
+# Kinds of guesses: the usual token of an entry not used in this request; of one used, where it was
+# the latest as well; the latest token, where it was another.
+_OLD, _AGREED, _LATEST = range(3)
 # Where counting starts: acceptance by kind and context in SmolLM2's answers to training prompts
 # (benchmarks/ngram_replay.py).
 _PRIOR = (
-    (0.35, 0.57, 0.38, 0.72),
-    (0.48, 0.68, 0.78, 0.89),
-    (0.23, 0.18, 0.18, 0.21),
-    (0.29, 0.47, 0.53, 0.64),
+    (0.34, 0.55, 0.37, 0.71),
+    (0.47, 0.67, 0.79, 0.88),
+    (0.28, 0.47, 0.52, 0.63),
 )
 _SHARES = (0.25, 0.45, 0.65, 0.85)  # bounds of hits / (hits + misses) that share their record
 _HITS = (2, 3, 5, 16)  # bounds of hits
@@ -163,8 +163,8 @@ class NgramModel:
         # In the order of their tags, each goes where its window begins or behind the one before it:
         # what came from a table of this size always fits.
         while True:
-            windows = (entries[:, 0].astype(np.uint64) * self._slots >> 32).astype(np.intp)
-            order = np.arange(len(entries))
+            windows = (entries[:, 0].astype(np.uint64) * self._slots >> 32).astype(np.int32)
+            order = np.arange(len(entries), dtype=np.int32)
             places = order + np.maximum.accumulate(windows - order)
             fits = places < windows + _WINDOW
             if fits.all():
@@ -217,12 +217,11 @@ class NgramModel:
                 if used < least_used:
                     least, least_used = at, used
             else:
-                for at in range(start, start + 3 * _WINDOW, 3):
-                    if (word := words[at + 1] & 0xFFF) != 1 << 6:
-                        words[at + 1] -= 1 if word & 63 else 1 << 6
-                    if at == least and least_used == 1:
-                        words[at], words[at + 1] = tag, token << 12 | 1 << 6
-                        words[at + 2] = latest
+                if least_used > 1:
+                    words[least + 1] -= 1 if words[least + 1] & 63 else 1 << 6
+                else:
+                    words[least], words[least + 1] = tag, token << 12 | 1 << 6
+                    words[least + 2] = latest
 
     def _best(self, text: Sequence[int], *, deep: bool) -> tuple[int, int]:
         """Return the most trusted continuation of `text` and the cell of its record, which is
@@ -248,17 +247,12 @@ class NgramModel:
             if at < 0:
                 continue
             usual, latest = words[at + 1], words[at + 2]
-            cell = base + _CLASS[usual & 0xFFF]
+            cell, token = base + _CLASS[usual & 0xFFF], usual >> 12
             if latest & 0xFFF == request:
-                if latest >> 12 == usual >> 12:
-                    cell += _AGREED * _CLASSES
-                else:
-                    other = cell + _LATEST * _CLASSES
-                    cell += _OTHERWISE * _CLASSES
-                    if rates[other] > best_rate:
-                        best, best_rate, best_token = other, rates[other], latest >> 12
+                cell += (_AGREED if latest >> 12 == token else _LATEST) * _CLASSES
+                token = latest >> 12
             if rates[cell] > best_rate:
-                best, best_rate, best_token = cell, rates[cell], usual >> 12
+                best, best_rate, best_token = cell, rates[cell], token
             if best_rate > _SURE:
                 break
         return best, best_token

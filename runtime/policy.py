@@ -53,8 +53,10 @@ class DraftPolicy:
         self._overhead_s = overhead_s
 
     def nodes_to_submit(self, proposal: Proposal) -> int:
-        """Return the number of leading nodes with the best expected tokens per second."""
-        if self._costs is None:
+        """Return the number of leading nodes with the best expected tokens per second; all of them
+        where a rule of its own verifies the proposal, since the choice must not look ahead then.
+        """
+        if self._costs is None or proposal.rule is not None:
             return len(proposal.tokens)
         return self._best(proposal)[0]
 

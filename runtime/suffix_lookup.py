@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .datatypes import NOTHING, ROOT, Proposal
+from .interfaces import Proposer
 
 _REFRESHED = 16
 _MAX_SESSION_TOKENS = 32_768  # at about 0.5 kB each
@@ -92,7 +93,7 @@ class _SuffixAutomaton:
         return len(self._length) - 1
 
 
-class SuffixLookup:
+class SuffixLookup(Proposer):
     """Proposes the continuation of the longest ending that occurred before."""
 
     def __init__(
@@ -158,9 +159,6 @@ class SuffixLookup:
         self._automaton = _SuffixAutomaton()
         self._request_start = self._request_offset = 0
         self._pending = None
-
-    def save(self) -> None:
-        """Keep nothing: texts stay in memory."""
 
     def _catch_up(self, committed: Sequence[int]) -> None:
         known = self._automaton.tokens[self._request_start :]

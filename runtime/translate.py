@@ -66,6 +66,9 @@ class Translator:
             spans=tuple(spans[:budget]),
         )
 
+    def begin(self) -> None:
+        """Hear that a request begins."""
+
     def learn(self, proposal: Proposal, truth: Sequence[int]) -> None:
         """Take note of the tokens that were committed where `proposal` stood."""
 

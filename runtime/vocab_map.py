@@ -143,8 +143,12 @@ class VocabMap:
         return pair
 
     def spelling(self, token: int) -> list[int]:
-        """Return the draft tokens of a target token; empty where the drafter cannot write it."""
+        """Return the draft tokens of a target token; empty where the drafter cannot write it, and
+        for an id that the target's tokenizer does not have.
+        """
         start = self._spelling_start
+        if token >= len(start) - 1:
+            return []
         return self._spelling_piece[start[token] : start[token + 1]].tolist()
 
     def direct(self, piece: int) -> int:

@@ -120,7 +120,7 @@ class TableModel:
 
 
 @dataclass
-class OracleProposer:
+class OracleProposer(Proposer):
     """Proposes what will really come, `mistakes` of it replaced by another token."""
 
     truth: Sequence[int]  # prompt and continuation
@@ -131,10 +131,6 @@ class OracleProposer:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
-
-    def forget(self) -> None: ...
-
-    def save(self) -> None: ...
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         self.asked.append((len(committed), budget))
@@ -150,7 +146,7 @@ class OracleProposer:
 
 
 @dataclass
-class RandomTreeProposer:
+class RandomTreeProposer(Proposer):
     """Grows random trees in which the truth is hidden somewhere; siblings may be alike."""
 
     truth: Sequence[int]
@@ -159,10 +155,6 @@ class RandomTreeProposer:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
-
-    def forget(self) -> None: ...
-
-    def save(self) -> None: ...
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         tokens: list[int] = []
@@ -183,7 +175,7 @@ class RandomTreeProposer:
 
 
 @dataclass
-class AdversarialProposer:
+class AdversarialProposer(Proposer):
     """Does what a proposer may do but should not: too many tokens, repeats, nonsense confidence."""
 
     vocab_size: int
@@ -192,10 +184,6 @@ class AdversarialProposer:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
-
-    def forget(self) -> None: ...
-
-    def save(self) -> None: ...
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         kind = self._rng.integers(5)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from edgedraft.runtime import Proposer
 from edgedraft.runtime.composite import CompositeProposer
 from edgedraft.runtime.datatypes import NOTHING, Proposal
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
@@ -15,7 +16,7 @@ POLICY = DraftPolicy(PassCosts({2: 0.010, 4: 0.011, 8: 0.0135}), overhead_s=0.0)
 
 
 @dataclass
-class Fixed:
+class Fixed(Proposer):
     """Always proposes the same, and counts how often it was asked and told to forget."""
 
     proposal: Proposal
@@ -100,13 +101,9 @@ def test_forgetting_and_saving_reach_every_proposer() -> None:
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_the_budget_is_handed_on(budget: int) -> None:
-    class Exact:
+    class Exact(Proposer):
         def propose(self, committed: Sequence[int], given: int) -> Proposal:
             assert given == budget
             return NOTHING
-
-        def forget(self) -> None: ...
-
-        def save(self) -> None: ...
 
     CompositeProposer([Exact()], Exact(), POLICY).propose([1], budget)

@@ -15,6 +15,7 @@ from edgedraft.runtime import (
     OnnxModel,
     PromptError,
     Proposal,
+    Proposer,
     RoundTrace,
     SamplingConfig,
     SpeculativeDecoder,
@@ -268,7 +269,7 @@ def test_the_statistics_of_a_trace_count_what_was_compared() -> None:
     for a, b in zip(truth, truth[1:], strict=False):
         table[a, b] = 5
 
-    class Fixed:
+    class Fixed(Proposer):
         def propose(self, committed: Sequence[int], budget: int) -> Proposal:
             # 2 and its rival; behind 2 only wrong guesses
             return Proposal((9, 2, 7, 8), (-1, -1, 1, 1), (0.5,) * 4, "fixed")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from edgedraft.runtime import DecodeConfig, Proposal, SpeculativeDecoder, SuffixLookup
+from edgedraft.runtime import DecodeConfig, Proposal, Proposer, SpeculativeDecoder, SuffixLookup
 from graphs import golden_model
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TRACES = sorted(p.stem for p in GOLDEN.glob("*.json"))
 
 
-class Recorded:
+class Recorded(Proposer):
     """Proposes what was proposed when the trace was recorded."""
 
     def __init__(self, rounds: Sequence[dict[str, Any]]) -> None:

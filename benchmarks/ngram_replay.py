@@ -1,0 +1,212 @@
+"""Measure what the n-gram model is worth, by replaying answers that the target gave.
+
+    python benchmarks/ngram_replay.py --target DIR --data ../shared/data [--seed PATH]
+    python benchmarks/ngram_replay.py --target DIR --data ../shared/data --write-seed PATH \\
+        [--max-bytes 1000000]
+
+No model runs: a round proposes, the policy cuts, and the answer itself says what is accepted. One
+prompt in ten, by hash, is held out; what is reported is measured on those only. `--write-seed`
+learns from the others and writes the seed file that a target's folder may carry. The speed-up is
+tokens per second over plain decoding by a table of pass costs, so it holds as far as the table.
+
+The last lines are where `runtime/ngram_model.py` starts its counts from (`_PRIOR`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lookup_prior import prompts
+
+from edgedraft.runtime import Proposer, SuffixLookup, open_target_folder
+from edgedraft.runtime.chat_template import render_chat
+from edgedraft.runtime.composite import CompositeProposer
+from edgedraft.runtime.datatypes import Proposal
+from edgedraft.runtime.learned_ngrams import LearnedNgrams
+from edgedraft.runtime.ngram_model import _CLASSES, _CONTEXTS, _PRIOR, NgramModel
+from edgedraft.runtime.policy import DraftPolicy, PassCosts
+from edgedraft.runtime.tokenizer_file import ids_fingerprint, load_tokenizer
+
+# Seconds of an int8 pass of SmolLM2 by rows on the development machine (docs/experiments.md).
+_COSTS = PassCosts({2: 6.7e-3, 4: 7.3e-3, 8: 9.9e-3})
+_OVERHEAD_S = 2e-4
+_BUDGET = 8
+_SETS = ("gsm8k_train", "scitldr", "llms_from_scratch", "mbpp", "self_instruct")
+_GROUPS = (*_SETS, "finished", "unfinished", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt and what the target said."""
+
+    name: str  # of the set
+    finished: bool  # false: cut off, mostly in a loop
+    held_out: bool
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+class LookupFirst(Proposer):
+    """Copies what an earlier occurrence of the ending went on with, else asks the n-gram model."""
+
+    def __init__(self, model: LearnedNgrams) -> None:
+        self._lookup, self._model = SuffixLookup(), model
+
+    def propose(self, committed: Sequence[int], budget: int) -> Proposal:
+        """Propose at most `budget` tokens to follow `committed`."""
+        copied = self._lookup.propose(committed, budget)
+        usual = self._model.propose(committed, budget)  # asked every time, so that it learns
+        return copied if copied.tokens else usual
+
+    def forget(self) -> None:
+        """Drop every text seen so far."""
+        self._lookup.forget()
+        self._model.forget()
+
+
+class CountingModel(NgramModel):
+    """Counts, by kind of guess and context, how many were right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right: Counter[tuple[int, int]] = Counter()
+        self.seen: Counter[tuple[int, int]] = Counter()
+
+    def _score(self, cell: int, right: bool) -> None:
+        super()._score(cell, right)
+        row = cell // _CLASSES
+        key = row % len(_PRIOR), row // len(_PRIOR) % len(_CONTEXTS)
+        self.seen[key] += 1
+        self.right[key] += right
+
+
+def load_answers(target: Path, data: Path) -> list[Answer]:
+    """Return the target's answers with their prompts, in the order they were given."""
+    folder = open_target_folder(target)
+    tokenizer = load_tokenizer(folder.tokenizer)
+    asked = prompts(data)
+    answers = []
+    for line in (data / "smollm2_responses.jsonl").read_text(encoding="utf-8").split("\n"):
+        if not line:
+            continue
+        row = json.loads(line)
+        question = [{"role": "user", "content": asked[row["set"]][row["row"]]}]
+        text = render_chat(folder.chat_template or "", question)
+        digest = hashlib.sha256(f"{row['set']}:{row['row']}".encode()).digest()
+        answers.append(
+            Answer(
+                name=row["set"],
+                finished=row["finished"],
+                held_out=int.from_bytes(digest) % 10 == 0,
+                prompt=tuple(tokenizer.encode(text, add_special_tokens=False).ids),
+                tokens=tuple(row["response_ids"]),
+            )
+        )
+    return answers
+
+
+@dataclass(slots=True)
+class Tally:
+    """What rounds cost and brought."""
+
+    emitted: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second over plain decoding."""
+        return self.emitted * (_COSTS.seconds(1) + _OVERHEAD_S) / self.seconds
+
+
+def replay(
+    proposer: Proposer | NgramModel, answers: Iterable[Answer]
+) -> tuple[dict[str, Tally], float]:
+    """Return the tally of each group of answers, and the seconds that one proposal took."""
+    policy = DraftPolicy(_COSTS, _OVERHEAD_S)
+    tallies: dict[str, Tally] = defaultdict(Tally)
+    spent, calls = 0.0, 0
+    for answer in answers:
+        text, at = [*answer.prompt, *answer.tokens], len(answer.prompt)
+        proposer.propose(text[:at], 0)  # reading the prompt is not a round
+        while at < len(text):
+            committed = text[:at]
+            began = time.perf_counter()
+            proposal = proposer.propose(committed, _BUDGET)
+            spent, calls = spent + time.perf_counter() - began, calls + 1
+            count = policy.nodes_to_submit(proposal)
+            end = at
+            for guess in proposal.tokens[:count]:
+                if end == len(text) or guess != text[end]:
+                    break
+                end += 1
+            end = min(end + 1, len(text))
+            for group in (answer.name, "finished" if answer.finished else "unfinished", "all"):
+                tally = tallies[group]
+                tally.emitted += end - at
+                tally.passes += 1
+                tally.seconds += _COSTS.seconds(max(2, count + 1)) + _OVERHEAD_S
+            at = end
+    return tallies, spent / max(calls, 1)
+
+
+def report(name: str, proposer: Proposer, answers: Iterable[Answer]) -> None:
+    """Replay, and print one line of tokens per pass and speed-ups."""
+    tallies, seconds = replay(proposer, answers)
+    shown = [tallies[group] for group in _GROUPS]
+    cells = [f"{tally.emitted / tally.passes:.2f} {tally.speedup:.2f}x" for tally in shown]
+    print(f"{name:26}" + "  ".join(cells) + f"  {seconds * 1e6:4.0f} us")
+
+
+def main() -> None:
+    """Run the measurement, or write a seed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seed", type=Path, help="measure this seed as well")
+    parser.add_argument("--write-seed", type=Path, help="write a seed instead of measuring")
+    parser.add_argument("--max-bytes", type=int, default=1_000_000, help="size of the seed")
+    args = parser.parse_args()
+    folder = open_target_folder(args.target)
+    vocabulary = ids_fingerprint(load_tokenizer(folder.tokenizer))
+    answers = load_answers(args.target, args.data)
+    training = [answer for answer in answers if not answer.held_out]
+    held_out = [answer for answer in answers if answer.held_out]
+    trained = CountingModel()
+    replay(trained, training)
+    if args.write_seed:
+        trained.save(args.write_seed, vocabulary, max_bytes=args.max_bytes)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        seeds: dict[str, Path | None] = {"cold": None, "trained": Path(scratch) / "ngrams.bin"}
+        trained.save(Path(scratch) / "ngrams.bin", vocabulary)
+        if args.seed:
+            seeds["seed"] = args.seed
+        print(f"{len(held_out)} held-out answers; tokens per pass and speed-up; time per proposal")
+        print(" " * 26 + "  ".join(f"{group[:10]:>10}" for group in _GROUPS))
+        report("lookup", SuffixLookup(), held_out)
+        for name, seed in seeds.items():
+            report(f"n-grams, {name}", LearnedNgrams(vocabulary, seed=seed), held_out)
+            report(
+                f"lookup first, {name}", LookupFirst(LearnedNgrams(vocabulary, seed=seed)), held_out
+            )
+            both: list[Proposer] = [SuffixLookup(), LearnedNgrams(vocabulary, seed=seed)]
+            policy = DraftPolicy(_COSTS, _OVERHEAD_S)
+            report(f"better of both, {name}", CompositeProposer(both, None, policy), held_out)
+    print("where counts start from, by kind (rows) and context")
+    for kind in range(len(_PRIOR)):
+        keys = [(kind, context) for context in range(len(_CONTEXTS))]
+        rates = [trained.right[key] / max(trained.seen[key], 1) for key in keys]
+        print("    (" + ", ".join(f"{rate:.2f}" for rate in rates) + "),")
+
+
+if __name__ == "__main__":
+    main()
