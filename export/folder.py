@@ -84,6 +84,8 @@ def write_manifest(
 ) -> None:
     """Write tokenizer, chat template and manifest beside a graph written before."""
     source.tokenizer.save(str(folder / _TOKENIZER))
+    for seed in source.seeds if is_drafter else ():
+        shutil.copy(seed, folder / seed.name)
     if source.chat_template is not None:
         (folder / _TEMPLATE).write_text(source.chat_template, encoding="utf-8")
     manifest = {

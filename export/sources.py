@@ -13,7 +13,7 @@ import logging
 import mmap
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from edgedraft.runtime.folder import file_sha256
+from edgedraft.runtime.folder import SEED_SUFFIX, file_sha256
 
 from . import default_model
 from .errors import ExportError
@@ -45,6 +45,7 @@ class Source:
     eos_token_ids: tuple[int, ...]
     context_length: int
     provenance: dict[str, str]  # source, sha256 of the weights
+    seeds: tuple[Path, ...] = ()  # n-gram tables that a drafter's folder brings for its targets
 
 
 def load_source(source: str) -> Source:
@@ -87,7 +88,8 @@ def _load_folder(path: Path, source: str) -> Source:
     fast = _load(AutoTokenizer, path)
     weights = sorted(x for x in path.iterdir() if x.suffix in (".safetensors", ".bin"))
     provenance = {"source": source, "sha256": _sha256_of(weights)}
-    return _source(path.resolve().name, model, fast, _backend(fast, source), provenance)
+    made = _source(path.resolve().name, model, fast, _backend(fast, source), provenance)
+    return replace(made, seeds=tuple(sorted(path.glob(f"*{SEED_SUFFIX}"))))
 
 
 def _load_hub(source: str) -> Source:

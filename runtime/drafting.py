@@ -14,7 +14,7 @@ from typing import Any
 from .composite import CompositeProposer
 from .draft_model import DraftModel
 from .errors import DrafterError
-from .folder import ModelFolder, open_model_folder
+from .folder import SEED_SUFFIX, ModelFolder, open_model_folder
 from .interfaces import Proposer
 from .learned_ngrams import LearnedNgrams
 from .learning_translator import LearningTranslator
@@ -83,7 +83,7 @@ def pair_roles(drafter: ModelFolder, target: ModelFolder) -> dict[str, Any]:
 
 def seed_name(ids: str) -> str:
     """Return the name of a drafter's n-gram seed for targets whose ids have this fingerprint."""
-    return f"ngrams-{ids[:16]}.bin"
+    return f"{ids[:16]}{SEED_SUFFIX}"
 
 
 def _open_folder(path: Path) -> ModelFolder:

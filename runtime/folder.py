@@ -20,6 +20,7 @@ MANIFEST = "manifest.json"
 TARGET_FORMAT = "edgedraft-target"
 DRAFTER_FORMAT = "edgedraft-drafter"
 FORMAT_VERSION = 1
+SEED_SUFFIX = ".ngrams"  # n-gram tables in a drafter's folder, each for targets with certain ids
 MARK = "<|mark|>"  # the drafter's token for a target's special one, in its tokenizer
 _ALWAYS_HASHED_BYTES = 8 * 1024 * 1024
 

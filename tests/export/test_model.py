@@ -73,9 +73,11 @@ def test_an_exported_folder_runs_and_says_what_was_measured(
 
 def test_a_drafter_folder_is_opened_as_a_drafter_only(source_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "drafter"
+    (source_folder / "abc.ngrams").write_bytes(b"counts")
     assert main(["drafter", str(source_folder), "--out", str(out), "--precision", "fp32"]) == 0
     folder = open_model_folder(out)
     assert folder.is_drafter
+    assert (out / "abc.ngrams").read_bytes() == b"counts"
     assert folder.mark_token_id is None, "this tokenizer has no mark"
     outputs = {x.name for x in onnx.load(folder.graph, load_external_data=False).graph.output}
     assert "hidden_state" in outputs
