@@ -34,6 +34,10 @@ class Calibration:
         """Remember what was proposed for `position` on, to be compared by `score`."""
         self._pending = (position, tokens, stated)
 
+    def forget(self) -> None:
+        """Drop the remembered proposal; the counts hold no text."""
+        self._pending = None
+
     def score(self, committed: Sequence[int]) -> None:
         """Count the remembered proposal, as far as the committed tokens show what was right."""
         if self._pending is None:

@@ -4,10 +4,9 @@ What the drafter reads is a function of the committed target tokens alone: their
 after the other (`vocab_map.py`). So its KV cache is appended to and rolled back, never rewritten,
 and after a round it keeps whatever of its own draft turned out right.
 
-Usually the likeliest tokens are drafted. How likely the target is to agree is the drafter's
-probability, corrected by how often such probabilities held so far (`calibration.py`); drafting
-stops when the whole draft is unlikely to be reached. Where the request wants it, tokens are drawn
-instead, and verified with the probabilities they had (`rejection.py`).
+Usually the likeliest tokens are drafted, until the whole draft is unlikely to be reached. Where the
+request wants it, tokens are drawn instead, and verified with the probabilities they had
+(`rejection.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from .calibration import Calibration
 from .config import SamplingConfig
 from .datatypes import NOTHING, Draft, FloatArray, Proposal
 from .drawing import DraftDrawing
@@ -57,7 +55,6 @@ class DraftModel(Proposer):
         self._map = vocab_map
         self._translator = translator or Translator(vocab_map)
         self._unusable = np.flatnonzero(~self._translator.usable)
-        self._calibration = Calibration()
         self._trees = trees
         self._target_vocab_size = target_vocab_size or vocab_map.spelling_start.size - 1
         self._drawing: DraftDrawing | None = None  # None: the likeliest tokens are drafted
@@ -84,7 +81,6 @@ class DraftModel(Proposer):
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
         """Draft until the budget is spent or the draft is unlikely to be reached."""
         started = perf_counter()
-        self._calibration.score(committed)
         position, proposed = self._proposed
         self._translator.learn(proposed, committed[position:])
         unchanged = self._spell(committed)
@@ -98,12 +94,7 @@ class DraftModel(Proposer):
             return replace(proposal, draft_s=perf_counter() - started)
         proposal = self._translator.translate(self._draft(row, budget), budget, committed)
         self._proposed = len(committed), proposal
-        self._calibration.expect(len(committed), proposal.tokens, proposal.confidence)
-        return replace(
-            proposal,
-            confidence=tuple(map(self._calibration.calibrated, proposal.confidence)),
-            draft_s=perf_counter() - started,
-        )
+        return replace(proposal, draft_s=perf_counter() - started)
 
     def forget(self) -> None:
         """Drop every token read so far."""

@@ -1,24 +1,133 @@
-"""edgedraft-train: the workstation's commands; this version has none yet."""
+"""The command line `edgedraft-train`: tokenizer, drafter, evaluate."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
+
+from edgedraft.runtime.errors import EdgeDraftError
+from edgedraft.runtime.extras import need
+
+_EXTRA = "edgedraft[train]"
+_LOSSES = ("ce", "forward-kl", "reverse-kl", "tv", "lk")  # losses.py imports torch
+_ANSWERS = "FILE:TARGET_FOLDER"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `edgedraft-train`."""
-    return argparse.ArgumentParser(
-        prog="edgedraft-train",
-        description="Train drafters and adapters. This version of EdgeDraft drafts by copying, "
-        "which needs no training: there is nothing to train yet.",
+    parser = argparse.ArgumentParser(
+        prog="edgedraft-train", description="Train drafters on a workstation."
     )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    tokenizer = commands.add_parser("tokenizer", help="learn a drafter's vocabulary")
+    tokenizer.add_argument("text", type=Path, nargs="+", metavar="TEXT", help="files or folders")
+    tokenizer.add_argument("--vocab-size", type=int, default=16_384, metavar="N")
+    tokenizer.add_argument("--out", type=Path, required=True, metavar="DIR")
+    tokenizer.set_defaults(run=_tokenizer)
+
+    drafter = commands.add_parser("drafter", help="train a drafter on text and targets' answers")
+    drafter.add_argument("--tokenizer", type=Path, required=True, metavar="DIR")
+    drafter.add_argument(
+        "--text", type=Path, nargs="+", default=[], metavar="FILE",
+        help="files or folders to read before the answers",
+    )  # fmt: skip
+    drafter.add_argument(
+        "--text-tokens", type=int, metavar="N", help="read about N tokens of them, by chance"
+    )
+    drafter.add_argument("--answers", nargs="+", default=[], metavar=_ANSWERS)
+    drafter.add_argument("--out", type=Path, required=True, metavar="DIR")
+    for name, default in (("layers", 3), ("hidden", 384), ("heads", 6), ("mlp", 1024)):
+        drafter.add_argument(f"--{name}", type=int, default=default, metavar="N")
+    drafter.add_argument("--loss", choices=_LOSSES, default="ce")
+    drafter.add_argument("--epochs", type=int, default=3, metavar="N", help="over the answers")
+    drafter.add_argument(
+        "--max-minutes", type=float, metavar="M", help="train for a shorter time if need be"
+    )
+    drafter.add_argument("--seed", type=int, default=0, metavar="N")
+    drafter.add_argument("--resume", action="store_true", help="go on where a run was stopped")
+    drafter.set_defaults(run=_drafter)
+
+    evaluate = commands.add_parser("evaluate", help="tokens per target pass on held-out answers")
+    evaluate.add_argument("drafter", type=Path, metavar="DRAFTER_DIR")
+    evaluate.add_argument("--answers", nargs="+", required=True, metavar=_ANSWERS)
+    evaluate.set_defaults(run=_evaluate)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Say what can be trained; return 2, since nothing can."""
-    parser = build_parser()
-    parser.parse_args(argv)
-    print(f"edgedraft-train: {parser.description}", file=sys.stderr)
-    return 2
+    """Run one command; return the exit status: 0, or 2 for an error the user can mend."""
+    options = build_parser().parse_args(argv)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_ElapsedFormatter())
+    logger = logging.getLogger("edgedraft")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        options.run(options)
+    except (EdgeDraftError, ValueError) as error:
+        print(f"edgedraft-train: {error}", file=sys.stderr)
+        return 2
+    finally:
+        logger.removeHandler(handler)
+    return 0
+
+
+def _tokenizer(options: argparse.Namespace) -> None:
+    from .texts import read_texts
+    from .tokenizer import save_tokenizer, train_tokenizer
+
+    tokenizer = train_tokenizer(read_texts(options.text), options.vocab_size)
+    save_tokenizer(tokenizer, options.out)
+    print(f"{options.out}: {tokenizer.get_vocab_size()} tokens")
+
+
+def _drafter(options: argparse.Namespace) -> None:
+    _need_torch()
+    from .drafter_command import AnswerSource, DrafterOptions, train_drafter
+    from .model import DrafterShape
+
+    train_drafter(
+        DrafterOptions(
+            tokenizer=options.tokenizer,
+            texts=tuple(options.text),
+            answers=tuple(map(AnswerSource.parse, options.answers)),
+            out=options.out,
+            shape=DrafterShape(options.layers, options.hidden, options.heads, options.mlp),
+            loss=options.loss,
+            text_tokens=options.text_tokens,
+            epochs=options.epochs,
+            max_minutes=options.max_minutes,
+            seed=options.seed,
+            resume=options.resume,
+        )
+    )
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    _need_torch()
+    from .drafter_command import AnswerSource, evaluate_drafter
+    from .simulate import table
+
+    sources = [AnswerSource.parse(argument) for argument in options.answers]
+    print(table(evaluate_drafter(options.drafter, sources)))
+
+
+def _need_torch() -> None:
+    for module in ("torch", "transformers", "accelerate"):
+        need(module, "edgedraft-train", _EXTRA)
+
+
+class _ElapsedFormatter(logging.Formatter):
+    """Prefixes every line with the seconds since the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = time.monotonic()
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"[{time.monotonic() - self._started:4.0f} s] {super().format(record)}"

@@ -45,7 +45,7 @@ def test_the_likelier_of_two_free_proposals_wins() -> None:
     weak, strong = Fixed(chain(0.2)), Fixed(chain(0.9, 0.9, origin="strong"))
     for free in ([weak, strong], [strong, weak]):
         assert CompositeProposer(free, None, POLICY).propose([1], 8).origin == "strong"
-    assert CompositeProposer([], None, POLICY).propose([1], 8) is NOTHING
+    assert CompositeProposer([], None, POLICY).propose([1], 8) == NOTHING
 
 
 def test_a_model_is_asked_where_it_promises_more_than_what_is_free() -> None:
@@ -89,6 +89,33 @@ def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:
     )
     chosen = composite.propose([1], 8)
     assert chosen.origin == "free" and chosen.draft_s == 0.002
+
+
+def test_a_proposer_that_promises_too_much_is_found_out() -> None:
+    honest = Fixed(chain(0.8, 0.8, 0.8, origin="honest"))
+    boaster = Fixed(Proposal.chain([9] * 3, [0.95] * 3, "boaster"))
+    composite = CompositeProposer([honest, boaster], None, POLICY)
+    committed = [5]
+    origins = []
+    for _ in range(60):
+        chosen = composite.propose(committed, 8)
+        origins.append(chosen.origin)
+        committed += [0, 1, 2]  # what the honest one says
+    assert origins[0] == "boaster"
+    assert set(origins[20:]) == {"honest"}
+    assert composite.propose(committed, 8).confidence[0] > 0.8, "and its promises are believed"
+
+
+def test_only_what_was_chosen_counts() -> None:
+    chosen = Fixed(chain(0.9, origin="chosen"))
+    other = Fixed(Proposal.chain([9], [0.5], "other"))
+    composite = CompositeProposer([chosen, other], None, POLICY)
+    committed = [5]
+    for _ in range(30):
+        composite.propose(committed, 8)
+        committed += [0]
+    chosen.proposal = NOTHING
+    assert composite.propose(committed, 8).confidence == (pytest.approx(0.55),)
 
 
 def test_forgetting_and_saving_reach_every_proposer() -> None:

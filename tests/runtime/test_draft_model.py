@@ -140,18 +140,6 @@ def test_drafting_stops_when_the_draft_is_unlikely_to_be_reached() -> None:
     assert sure.draft is not None and len(sure.draft.tokens) == 12
 
 
-def test_confidence_follows_what_was_accepted() -> None:
-    table = np.zeros((DRAFT, DRAFT), np.float32)
-    table[:, 40] = 50.0  # always sure, and always wrong
-    drafter = DraftModel(TableModel(table, memory=0.0, max_rows=1), pair())
-    committed = list(PROMPT)
-    (first,) = {drafter.propose(committed, 1).confidence[0]}
-    for _ in range(30):
-        committed.append(100)
-        last = drafter.propose(committed, 1).confidence[0]
-    assert first > 0.95 and last < 0.3
-
-
 def test_forgetting_leaves_nothing_to_read() -> None:
     model = TableModel(random_table(DRAFT, 1), max_rows=1)
     drafter = DraftModel(model, pair())
