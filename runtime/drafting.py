@@ -26,8 +26,7 @@ from .vocab_map import VocabMap
 from .vocabulary import Vocabulary
 
 NAMES = ("lookup", "ngram", "none")
-# Adding lookup to the n-grams makes it worse: whichever promises more is wrong more often
-# (docs/experiments.md).
+# Lookup beside the n-grams costs time and brings nothing (docs/experiments.md).
 DEFAULT = ("ngram",)
 
 
