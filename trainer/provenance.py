@@ -1,0 +1,37 @@
+"""Where a trained artefact comes from, stored beside it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from edgedraft.runtime.folder import file_sha256
+from edgedraft.runtime.provenance import git_revision, package_versions
+
+_PACKAGES = ("edgedraft", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+
+
+def describe_training(data: Iterable[Path], seed: int) -> dict[str, Any]:
+    """Return command line, code, versions, seed and the checksum of every data file as JSON."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_revision": git_revision(Path(__file__).parent),
+        "python": platform.python_version(),
+        "packages": package_versions(_PACKAGES),
+        "system": platform.platform(),
+        "seed": seed,
+        "data_sha256": {
+            f"{file.parent.name}/{file.name}": file_sha256(file)
+            for path in data
+            for file in _files(path)
+        },
+    }
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
