@@ -24,12 +24,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from lookup_prior import prompts
 
 from edgedraft.runtime import Proposer, SuffixLookup, open_target_folder
 from edgedraft.runtime.chat_template import render_chat
 from edgedraft.runtime.composite import CompositeProposer
-from edgedraft.runtime.datatypes import Proposal
+from edgedraft.runtime.datatypes import Proposal, RoundTrace, Timings, Verdict
 from edgedraft.runtime.learned_ngrams import LearnedNgrams
 from edgedraft.runtime.ngram_model import _CLASSES, _CONTEXTS, _PRIOR, NgramModel
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
@@ -128,10 +129,9 @@ class Tally:
 
 
 def replay(
-    proposer: Proposer | NgramModel, answers: Iterable[Answer]
+    proposer: Proposer | NgramModel, answers: Iterable[Answer], policy: DraftPolicy
 ) -> tuple[dict[str, Tally], float]:
     """Return the tally of each group of answers, and the seconds that one proposal took."""
-    policy = DraftPolicy(_COSTS, _OVERHEAD_S)
     tallies: dict[str, Tally] = defaultdict(Tally)
     spent, calls = 0.0, 0
     for answer in answers:
@@ -143,12 +143,13 @@ def replay(
             proposal = proposer.propose(committed, _BUDGET)
             spent, calls = spent + time.perf_counter() - began, calls + 1
             count = policy.nodes_to_submit(proposal)
-            end = at
-            for guess in proposal.tokens[:count]:
-                if end == len(text) or guess != text[end]:
+            accepted = 0
+            for guess, truth in zip(proposal.tokens[:count], text[at:], strict=False):
+                if guess != truth:
                     break
-                end += 1
-            end = min(end + 1, len(text))
+                accepted += 1
+            end = min(at + accepted + 1, len(text))
+            policy.observe(_trace(proposal.head(count), accepted))
             for group in (answer.name, "finished" if answer.finished else "unfinished", "all"):
                 tally = tallies[group]
                 tally.emitted += end - at
@@ -158,9 +159,19 @@ def replay(
     return tallies, spent / max(calls, 1)
 
 
-def report(name: str, proposer: Proposer, answers: Iterable[Answer]) -> None:
+def _trace(proposal: Proposal, accepted: int) -> RoundTrace:
+    """Return what the policy is told of a round."""
+    verdict = Verdict(tuple(range(accepted)), next_token=0)
+    nothing = np.zeros((0, 0), np.float32)
+    return RoundTrace(proposal, verdict, (), nothing, Timings(0.0, 0.0, _OVERHEAD_S), None)
+
+
+def report(
+    name: str, proposer: Proposer, answers: Iterable[Answer], policy: DraftPolicy | None = None
+) -> None:
     """Replay, and print one line of tokens per pass and speed-ups."""
-    tallies, seconds = replay(proposer, answers)
+    policy = policy or DraftPolicy(_COSTS, _OVERHEAD_S)
+    tallies, seconds = replay(proposer, answers, policy)
     shown = [tallies[group] for group in _GROUPS]
     cells = [f"{tally.emitted / tally.passes:.2f} {tally.speedup:.2f}x" for tally in shown]
     print(f"{name:26}" + "  ".join(cells) + f"  {seconds * 1e6:4.0f} us")
@@ -181,7 +192,7 @@ def main() -> None:
     training = [answer for answer in answers if not answer.held_out]
     held_out = [answer for answer in answers if answer.held_out]
     trained = CountingModel()
-    replay(trained, training)
+    replay(trained, training, DraftPolicy(_COSTS, _OVERHEAD_S))
     if args.write_seed:
         trained.save(args.write_seed, vocabulary, max_bytes=args.max_bytes)
         return
@@ -200,7 +211,9 @@ def main() -> None:
             )
             both: list[Proposer] = [SuffixLookup(), LearnedNgrams(vocabulary, seed=seed)]
             policy = DraftPolicy(_COSTS, _OVERHEAD_S)
-            report(f"better of both, {name}", CompositeProposer(both, None, policy), held_out)
+            report(
+                f"better of both, {name}", CompositeProposer(both, None, policy), held_out, policy
+            )
     print("where counts start from, by kind (rows) and context")
     for kind in range(len(_PRIOR)):
         keys = [(kind, context) for context in range(len(_CONTEXTS))]

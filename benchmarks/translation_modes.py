@@ -56,8 +56,8 @@ def main() -> None:
 
     def engine(translator: Translator) -> Engine:
         assert base.plan is not None
-        proposer = DraftModel(model, pair, translator)
         policy = DraftPolicy(base.plan.costs)
+        proposer = DraftModel(model, pair, translator, policy)
         return Engine(base.target, base.tokenizer, proposer, base.plan, policy)
 
     ours = engine(LearningTranslator(pair, draft.pieces))

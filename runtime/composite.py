@@ -1,8 +1,9 @@
-"""Several proposers behind one seam: each round goes to the one that promises most per second.
+"""Several proposers behind one seam: each round goes to the one that promises most.
 
 Looking things up costs microseconds, so those proposers are always asked. A model's draft costs a
-few steps, so it is asked only while its drafts have lately promised more than what lies there for
-free; now and then it is tried again, since texts change.
+few steps. Whether they pay depends on what lies there for free, so what asking the model brought,
+in tokens that were accepted, is remembered by how much that was; where it brought less than its
+time is worth, the model is left alone, but for a try now and then, since texts change.
 
 Whoever promises most is wrong more often than its promises are on average: being chosen favours
 those who promise too much. So what is counted here is how often a stated probability held among the
@@ -11,18 +12,33 @@ proposals that were chosen (`calibration.py`), and promises are compared after t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .calibration import Calibration
 from .config import SamplingConfig
 from .datatypes import NOTHING, Proposal
 from .interfaces import Proposer
-from .policy import DraftPolicy
+from .policy import DraftPolicy, reached
 
-_MEMORY = 0.9  # of the running mean of what the model's drafts promised
-_RECOVERY = 0.02  # a round without the model brings its expectation this much nearer to the first
+# Bounds of the tokens expected for free that share a record of what the model adds to them.
+_EXPECTED = (1.2, 1.5, 2.0, 3.0, 5.0)
+_MEMORY = 0.95  # of that record, per round in which the model was asked
+_FIRST_GAIN = 0.1  # tokens; at first the model is given a chance
+_PATIENCE = 40  # rounds in which the model is left alone before it is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A round in which the model was asked: what was submitted, and what would have been."""
+
+    kind: int
+    position: int
+    submitted: tuple[int, ...]
+    instead: tuple[int, ...]
+    price: float  # tokens that the difference in time is worth
 
 
 class CompositeProposer(Proposer):
@@ -36,7 +52,9 @@ class CompositeProposer(Proposer):
         self._drafter = drafter
         self._policy = policy
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by origin
-        self._first_promise = self._promise = float("inf")  # tokens per second; inf: not tried yet
+        self._gains = [_FIRST_GAIN] * (len(_EXPECTED) + 1)
+        self._trial: _Trial | None = None  # not yet compared with what was committed
+        self._left_alone = [0] * len(self._gains)
 
     def begin(self, sampling: SamplingConfig) -> None:
         """Tell every proposer how tokens are chosen."""
@@ -47,23 +65,27 @@ class CompositeProposer(Proposer):
         """Return the proposal with the best expected tokens per second."""
         for calibration in self._calibrations.values():
             calibration.score(committed)
+        self._learn_gain(committed)
         offers = [proposer.propose(committed, budget) for proposer in self._free] or [NOTHING]
-        best = max(offers, key=self._worth)
+        best = max(offers, key=self._value)
         if self._drafter is None:
             return self._chosen(best, committed)
-        if self._worth(best) >= self._promise:
-            self._promise += _RECOVERY * (self._first_promise - self._promise)
+        kind = bisect_right(_EXPECTED, 1 + sum(reached(self._corrected(best))))
+        if self._gains[kind] <= 0 and self._left_alone[kind] < _PATIENCE:
+            self._left_alone[kind] += 1
             return self._chosen(best, committed)
         drafted = self._drafter.propose(committed, budget)
-        promise = self._worth(drafted)
-        if self._promise == float("inf"):
-            self._first_promise = self._promise = promise
-        self._promise += (1 - _MEMORY) * (promise - self._promise)
-        if drafted.rule is not None:
-            return drafted  # once looked at, leaving it out would bend the distribution
-        # The time is spent, whichever is submitted.
-        best = replace(best, draft_s=drafted.draft_s)
-        return self._chosen(max(best, drafted, key=self._worth), committed)
+        best = replace(best, draft_s=drafted.draft_s)  # spent, whichever is submitted
+        # Once a draft was drawn and looked at, leaving it out would bend the distribution.
+        chosen = max(best, drafted, key=self._value) if drafted.rule is None else drafted
+        self._left_alone[kind] = 0
+        chosen = self._chosen(chosen, committed)
+        if chosen.is_chain:
+            ours, theirs = (self._submitted(x) for x in (chosen, self._corrected(best)))
+            price = self._policy.price(drafted.draft_s)
+            price += self._policy.row_price * (len(ours) - len(theirs))
+            self._trial = _Trial(kind, len(committed), ours, theirs, price)
+        return chosen
 
     def forget(self) -> None:
         """Drop every text seen so far."""
@@ -71,6 +93,7 @@ class CompositeProposer(Proposer):
             proposer.forget()
         for calibration in self._calibrations.values():
             calibration.forget()
+        self._trial = None
 
     def save(self) -> None:
         """Write what any of the proposers wants to outlive this process."""
@@ -82,15 +105,34 @@ class CompositeProposer(Proposer):
         if self._drafter is not None:
             yield self._drafter
 
-    def _worth(self, proposal: Proposal) -> float:
-        return self._policy.tokens_per_second(self._corrected(proposal))
+    def _learn_gain(self, committed: Sequence[int]) -> None:
+        """Compare the last trial with the tokens that came."""
+        if self._trial is None:
+            return
+        trial, self._trial = self._trial, None
+        truth = committed[trial.position :]
+        brought = _agreeing(trial.submitted, truth) - _agreeing(trial.instead, truth)
+        gain = brought - trial.price
+        self._gains[trial.kind] += (1 - _MEMORY) * (gain - self._gains[trial.kind])
+
+    def _submitted(self, proposal: Proposal) -> tuple[int, ...]:
+        return proposal.tokens[: self._policy.nodes_to_submit(proposal)]
+
+    def _value(self, proposal: Proposal) -> float:
+        return self._policy.value(self._corrected(proposal))
 
     def _corrected(self, proposal: Proposal) -> Proposal:
         calibrated = self._calibrations[proposal.origin].calibrated
         return replace(proposal, confidence=tuple(map(calibrated, proposal.confidence)))
 
     def _chosen(self, proposal: Proposal, committed: Sequence[int]) -> Proposal:
-        if proposal.is_chain:
+        if proposal.rule is None:
             calibration = self._calibrations[proposal.origin]
             calibration.expect(len(committed), proposal.tokens, proposal.confidence)
         return self._corrected(proposal)
+
+
+def _agreeing(tokens: Sequence[int], truth: Sequence[int]) -> int:
+    """Return how many leading tokens are what came."""
+    wrong = (i for i, (a, b) in enumerate(zip(tokens, truth, strict=False)) if a != b)
+    return next(wrong, min(len(tokens), len(truth)))

@@ -24,6 +24,7 @@ from .config import SamplingConfig
 from .datatypes import NOTHING, Draft, FloatArray, Proposal
 from .drawing import DraftDrawing
 from .interfaces import LanguageModel, Proposer
+from .policy import DraftPolicy
 from .prefix import common_prefix
 from .translate import Translator
 from .trie_marginal import TrieMarginal
@@ -31,9 +32,10 @@ from .vocab_map import VocabMap
 
 _PREFILL_ROWS = 128
 _OVERTIME = 3  # pieces that may be drafted to finish a target token
-# A draft less likely than this to be right up to its end is not worth a step more: a step costs
-# about a fifteenth of a target pass, and saves at most one.
-_LEAST_REACH = 0.12
+# Usual probability of a draft token, given those before it: what the next step is expected to add.
+_NEXT = 0.6
+_SLOWING = 1.02  # how fast a step's known seconds may rise, per step
+_ROUND_PIECES = 32  # a round adds fewer to the context; reading more is no cost of a round
 
 
 class DraftModel(Proposer):
@@ -44,17 +46,22 @@ class DraftModel(Proposer):
         model: LanguageModel,
         vocab_map: VocabMap,
         translator: Translator | None = None,
+        policy: DraftPolicy | None = None,
         *,
         target_vocab_size: int | None = None,
         trees: bool = False,
     ) -> None:
-        """`trees` says whether the target verifies them, `target_vocab_size` how wide its logits
-        are, by default as its tokenizer; both matter only for drafts that are drawn.
+        """`policy` says what time is worth; without it drafts fill their budget. `trees` says
+        whether the target verifies them, `target_vocab_size` how wide its logits are, by default as
+        its tokenizer: both matter only for drafts that are drawn.
         """
         self._model = model
         self._map = vocab_map
         self._translator = translator or Translator(vocab_map)
         self._unusable = np.flatnonzero(~self._translator.usable)
+        self._policy = policy or DraftPolicy()
+        self._step_s = float("inf")  # the fastest of late
+        self._prompt_s = 0.0  # spent on reading a prompt in this round
         self._trees = trees
         self._target_vocab_size = target_vocab_size or vocab_map.spelling_start.size - 1
         self._drawing: DraftDrawing | None = None  # None: the likeliest tokens are drafted
@@ -91,10 +98,10 @@ class DraftModel(Proposer):
         row = self._read_context(unchanged, budget + _OVERTIME)
         if self._drawing is not None:
             proposal = self._drawing.proposal(self._draw(self._drawing, row, budget), budget)
-            return replace(proposal, draft_s=perf_counter() - started)
-        proposal = self._translator.translate(self._draft(row, budget), budget, committed)
-        self._proposed = len(committed), proposal
-        return replace(proposal, draft_s=perf_counter() - started)
+        else:
+            proposal = self._translator.translate(self._draft(row, budget), budget, committed)
+            self._proposed = len(committed), proposal
+        return replace(proposal, draft_s=perf_counter() - started - self._prompt_s)
 
     def forget(self) -> None:
         """Drop every token read so far."""
@@ -149,7 +156,9 @@ class DraftModel(Proposer):
             row = self._forward([piece])
 
     def _is_enough(self, pieces: Sequence[int], probs: Sequence[float], budget: int) -> bool:
-        if len(pieces) < budget and prod(probs) >= _LEAST_REACH:
+        # One more token costs a step, and a row of the target's pass.
+        cost = self._policy.price(self._step_s) + self._policy.row_price
+        if len(pieces) < budget and prod(probs) * _NEXT > cost:
             return False
         node = 0
         for piece in pieces:
@@ -173,14 +182,20 @@ class DraftModel(Proposer):
         kept = min(kept, len(wanted) - 1)
         self._model.rollback(kept)
         del self._cached[kept:]
+        started = perf_counter()
         for start in range(kept, len(wanted) - 1, _PREFILL_ROWS):
             part = wanted[start : min(start + _PREFILL_ROWS, len(wanted) - 1)]
             self._model.extend(part)
             self._cached += part
+        is_prompt = len(wanted) - kept > _ROUND_PIECES
+        self._prompt_s = perf_counter() - started if is_prompt else 0.0
         return self._forward(wanted[-1:])
 
     def _forward(self, pieces: list[int]) -> FloatArray:
+        started = perf_counter()
         rows = self._model.forward(pieces)
+        # A step that something interrupted says nothing; one that stays slow does in the end.
+        self._step_s = min(perf_counter() - started, self._step_s * _SLOWING)
         self._cached += pieces
         last: FloatArray = rows[-1]
         return last

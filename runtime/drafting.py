@@ -2,7 +2,8 @@
 
 `lookup` copies what followed the present ending before, `ngram` predicts from counts of what the
 target said so far, a folder holds a drafter (or any small model). Together they take turns
-(`composite.py`); `none` decodes plainly.
+(`composite.py`); `none` decodes plainly. The counts start from a seed: a file named with
+`ngram=FILE`, else the one that the drafter's folder has for this target.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .vocabulary import Vocabulary
 NAMES = ("lookup", "ngram", "none")
 # Lookup beside the n-grams costs time and brings nothing (docs/experiments.md).
 DEFAULT = ("ngram",)
+_SEED = "ngram="
 
 
 def open_proposer(
@@ -46,8 +48,13 @@ def open_proposer(
     learned of this target's texts in the folder `kept`; None keeps nothing. Raises `DrafterError`
     or `FolderError` for what cannot be used.
     """
-    names = [str(name) for name in drafters if str(name) in NAMES]
-    folders = [Path(name) for name in drafters if str(name) not in NAMES]
+    seeds = [Path(str(name)[len(_SEED) :]) for name in drafters if str(name).startswith(_SEED)]
+    others = [name for name in drafters if not str(name).startswith(_SEED)]
+    names = [str(name) for name in others if str(name) in NAMES]
+    folders = [Path(name) for name in others if str(name) not in NAMES]
+    for seed in seeds:
+        if not seed.is_file():
+            raise DrafterError(f"{seed}: no such file; ngram=FILE names a seed of n-gram counts")
     if "none" in names or not drafters:
         raise DrafterError("'none' cannot be combined with other drafters")
     if len(folders) > 1:
@@ -56,18 +63,15 @@ def open_proposer(
     free: list[Proposer] = []
     if "lookup" in names:
         free.append(SuffixLookup(tree=tree))
-    if "ngram" in names:
+    if "ngram" in names or seeds:
         ids = ids_fingerprint(tokenizer)
-        free.append(
-            LearnedNgrams(
-                ids,
-                seed=drafter.path / seed_name(ids) if drafter else None,
-                kept=kept / "ngrams.bin" if kept else None,
-            )
-        )
+        if not seeds and drafter is not None:
+            seeds = [drafter.path / seed_name(ids)]
+        file = kept / "ngrams.bin" if kept else None
+        free.append(LearnedNgrams(ids, seed=seeds[0] if seeds else None, kept=file))
     if drafter is None:
         return free[0] if len(free) == 1 else CompositeProposer(free, None, policy)
-    model = _open_model(drafter, target, tokenizer, pairs, kept, tree)
+    model = _open_model(drafter, target, tokenizer, policy, pairs, kept, tree)
     return CompositeProposer(free, model, policy)
 
 
@@ -98,6 +102,7 @@ def _open_model(
     folder: ModelFolder,
     target: OnnxModel,
     tokenizer: Any,
+    policy: DraftPolicy,
     pairs: Path | None,
     kept: Path | None,
     trees: bool,
@@ -114,5 +119,10 @@ def _open_model(
     )
     cache = kept / f"spellings-{folder.fingerprint[:16]}.bin" if kept else None
     return DraftModel(
-        model, vocab_map, LearningTranslator(vocab_map, vocabulary.pieces, kept=cache)
+        model,
+        vocab_map,
+        LearningTranslator(vocab_map, vocabulary.pieces, kept=cache),
+        policy,
+        target_vocab_size=target.vocab_size,
+        trees=trees and target.supports_trees,
     )

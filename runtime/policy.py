@@ -1,19 +1,21 @@
 """How much of a proposal is worth verifying.
 
-A pass over more rows costs more, and a token deep in a draft is less likely to be reached. The
-policy submits the number of nodes with the best expected tokens per second, nothing included:
-submitting nothing is plain decoding, so a proposer whose confidence is honest can never make the
-whole slower than that.
+A pass over more rows costs more, and a token deep in a draft is less likely to be reached. Time has
+a price: what it brings in tokens when it is spent as it usually is here. The policy submits the
+number of nodes with the best expected tokens after that price, nothing included: submitting nothing
+is plain decoding, so a proposer whose confidence is honest can never make the whole slower than
+that. (Maximising a ratio of sums by pricing the denominator: Dinkelbach 1967.)
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from .datatypes import ROOT, Proposal, RoundTrace
 
-_OVERHEAD_MEMORY = 0.95  # of the running mean
+_MEMORY = 0.95  # of running means, per round
+_FIRST_ROUNDS = 20.0
 _TYPICAL_OVERHEAD_S = 2e-4
 
 
@@ -51,45 +53,65 @@ class DraftPolicy:
         """Without `costs` every proposal is submitted whole; `overhead_s` is a first guess."""
         self._costs = costs
         self._overhead_s = overhead_s
+        # Running sums over recent rounds; they begin with rounds of plain decoding.
+        self._tokens = _FIRST_ROUNDS
+        self._seconds = _FIRST_ROUNDS * (costs.seconds(1) + overhead_s if costs else 1.0)
+
+    @property
+    def row_price(self) -> float:
+        """What one more row of a usual pass costs, in tokens."""
+        costs = self._costs
+        return self.price((costs.seconds(8) - costs.seconds(2)) / 6) if costs else 0.0
+
+    def price(self, seconds: float) -> float:
+        """Return the tokens that these seconds usually bring; nothing where passes cost nothing."""
+        return seconds * self._tokens / self._seconds if self._costs else 0.0
 
     def nodes_to_submit(self, proposal: Proposal) -> int:
-        """Return the number of leading nodes with the best expected tokens per second; all of them
-        where a rule of its own verifies the proposal, since the choice must not look ahead then.
+        """Return the number of leading nodes with the most expected tokens after the price of their
+        time; all of them where a rule of its own verifies the proposal, since the choice must not
+        look ahead then.
         """
         if self._costs is None or proposal.rule is not None:
             return len(proposal.tokens)
         return self._best(proposal)[0]
 
-    def tokens_per_second(self, proposal: Proposal) -> float:
-        """Return what the best number of leading nodes is expected to bring.
-
-        Without costs a pass counts as one second, whatever its rows.
+    def value(self, proposal: Proposal) -> float:
+        """Return the expected tokens of the best number of leading nodes, after the price of the
+        round's time, drafting included.
         """
-        if self._costs is None:
-            return 1 + sum(_reached(proposal))
         return self._best(proposal)[1]
 
-    def _best(self, proposal: Proposal) -> tuple[int, float]:
-        assert self._costs is not None
-        fixed_s = self._overhead_s + proposal.draft_s
-        expected = 1.0  # the target's own token comes for free
-        best, best_rate = 0, expected / (self._costs.seconds(1) + fixed_s)
-        for i, reached in enumerate(_reached(proposal)):
-            expected += reached
-            rate = expected / (self._costs.seconds(i + 2) + fixed_s)
-            if rate > best_rate:
-                best, best_rate = i + 1, rate
-        return best, best_rate
-
     def observe(self, trace: RoundTrace) -> None:
-        """Learn the time a round takes outside target and drafter."""
-        spent = trace.timings.draft_s - trace.proposal.draft_s + trace.timings.other_s
-        self._overhead_s += (1 - _OVERHEAD_MEMORY) * (spent - self._overhead_s)
+        """Learn what a round brings and takes."""
+        timings = trace.timings
+        spent = timings.draft_s - trace.proposal.draft_s + timings.other_s
+        self._overhead_s += (1 - _MEMORY) * (spent - self._overhead_s)
+        if self._costs is not None:
+            # Priced by the plan, not by the clock: a busy minute is no reason to draft otherwise.
+            rows = len(trace.proposal.tokens) + 1
+            round_s = self._costs.seconds(rows) + self._overhead_s + trace.proposal.draft_s
+            self._tokens = _MEMORY * self._tokens + 1 + trace.verdict.num_accepted
+            self._seconds = _MEMORY * self._seconds + round_s
+
+    def _best(self, proposal: Proposal) -> tuple[int, float]:
+        fixed = 1 - self.price(self._overhead_s + proposal.draft_s)
+        passes = [self._pass_price(rows) for rows in range(1, len(proposal.tokens) + 2)]
+        best, most = 0, fixed - passes[0]
+        expected = fixed  # the target's own token comes for free
+        for i, probability in enumerate(reached(proposal)):
+            expected += probability
+            if expected - passes[i + 1] > most:
+                best, most = i + 1, expected - passes[i + 1]
+        return best, most
+
+    def _pass_price(self, rows: int) -> float:
+        return self.price(self._costs.seconds(rows)) if self._costs else 0.0
 
 
-def _reached(proposal: Proposal) -> list[float]:
-    """Return for each node the probability that it is accepted."""
-    reached: list[float] = []
+def reached(proposal: Proposal) -> Iterator[float]:
+    """Yield for each node the probability that it is accepted."""
+    known: list[float] = []
     for parent, confidence in zip(proposal.parents, proposal.confidence, strict=True):
-        reached.append(confidence * (1.0 if parent == ROOT else reached[parent]))
-    return reached
+        known.append(confidence * (1.0 if parent == ROOT else known[parent]))
+        yield known[-1]

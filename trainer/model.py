@@ -59,10 +59,12 @@ def make_drafter(shape: DrafterShape, vocab_size: int, seed: int) -> Any:
 
 
 def save_drafter(model: Any, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors`."""
-    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+    """Write `config.json` and `model.safetensors`, in half precision: a drafter is to be small, and
+    its int8 graph loses more.
+    """
+    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "float16"}
     weights = {
-        name: value.cpu().contiguous()
+        name: value.to("cpu", torch.float16).contiguous()
         for name, value in model.state_dict().items()
         if name != "lm_head.weight"  # tied to the embeddings
     }
@@ -73,7 +75,9 @@ def save_drafter(model: Any, folder: Path) -> None:
 def load_drafter(folder: Path) -> Any:
     """Read a drafter; raise `TrainError` when the folder holds none."""
     try:
-        return LlamaForCausalLM.from_pretrained(str(folder), local_files_only=True).eval()
+        return LlamaForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=torch.float32
+        ).eval()
     except Exception as error:  # transformers raises whatever it met
         raise TrainError(
             f"{folder}: no readable drafter ({error!s:.80}); make one with: edgedraft-train drafter"

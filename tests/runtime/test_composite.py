@@ -48,39 +48,47 @@ def test_the_likelier_of_two_free_proposals_wins() -> None:
     assert CompositeProposer([], None, POLICY).propose([1], 8) == NOTHING
 
 
-def test_a_model_is_asked_where_it_promises_more_than_what_is_free() -> None:
-    free = Fixed(chain(0.3))
+def decode(composite: CompositeProposer, truth: Sequence[int], rounds: int) -> list[str]:
+    """Commit `truth` over and over, one piece a round; return who was chosen each time."""
+    committed: list[int] = [99]
+    origins = []
+    for _ in range(rounds):
+        origins.append(composite.propose(committed, 8).origin)
+        committed += truth
+    return origins
+
+
+def test_a_model_is_asked_where_it_brings_more_than_what_is_free() -> None:
+    free = Fixed(Proposal.chain([7], [0.3], "free"))
     model = Fixed(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
     composite = CompositeProposer([free], model, POLICY)
-    assert [composite.propose([1], 8).origin for _ in range(20)] == ["model"] * 20
+    assert decode(composite, [0, 1, 2, 50], 60) == ["model"] * 60
 
 
 def test_a_model_that_costs_more_than_it_brings_is_soon_left_alone() -> None:
-    free = Fixed(chain(0.3))
-    model = Fixed(chain(0.4, origin="model", draft_s=0.009))
+    free = Fixed(Proposal.chain([7], [0.3], "free"))
+    model = Fixed(chain(0.8, origin="model", draft_s=0.009))
     composite = CompositeProposer([free], model, POLICY)
-    for _ in range(200):
-        composite.propose([1], 8)
-    assert free.asked == 200
-    assert model.asked < 40
+    decode(composite, [50], 300)  # the model is wrong
+    assert free.asked == 300
+    assert model.asked < 30
 
 
-def test_a_certain_copy_needs_no_model() -> None:
+def test_a_model_that_only_says_what_is_there_for_free_is_left_alone() -> None:
     free = Fixed(chain(*[0.99] * 7))
-    model = Fixed(chain(0.7, 0.7, origin="model", draft_s=0.001))
+    model = Fixed(chain(*[0.99] * 7, origin="model", draft_s=0.001))
     composite = CompositeProposer([free], model, POLICY)
-    assert {composite.propose([1], 8).origin for _ in range(50)} == {"free"}
-    assert model.asked == 1, "to learn what it promises"
+    assert set(decode(composite, [0, 1, 2, 3, 4, 5, 6, 50], 100)) == {"free"}
+    assert model.asked < 30
 
 
-def test_a_model_left_alone_is_tried_again_when_what_is_free_gets_worse() -> None:
-    free = Fixed(chain(*[0.9] * 7))
-    model = Fixed(chain(0.6, 0.6, origin="model", draft_s=0.001))
+def test_a_model_left_alone_is_tried_again_and_taken_back() -> None:
+    free = Fixed(Proposal.chain([7], [0.3], "free"))
+    model = Fixed(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
     composite = CompositeProposer([free], model, POLICY)
-    for _ in range(30):
-        composite.propose([1], 8)
-    free.proposal = chain(0.1)
-    assert composite.propose([1], 8).origin == "model"
+    decode(composite, [50], 200)
+    assert model.asked < 40
+    assert decode(composite, [0, 1, 2, 50], 400)[-20:] == ["model"] * 20
 
 
 def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:

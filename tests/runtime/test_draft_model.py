@@ -133,10 +133,16 @@ def test_unusable_tokens_are_never_drafted() -> None:
 
 def test_drafting_stops_when_the_draft_is_unlikely_to_be_reached() -> None:
     flat = np.zeros((DRAFT, DRAFT), np.float32)
-    unsure = DraftModel(TableModel(flat, memory=0.0, max_rows=1), pair()).propose(PROMPT, 12)
+    policy = DraftPolicy(PassCosts({2: 0.010, 8: 0.013}))
+
+    def propose() -> Proposal:
+        model = TableModel(flat, memory=0.0, max_rows=1)
+        return DraftModel(model, pair(), policy=policy).propose(PROMPT, 12)
+
+    unsure = propose()
     assert unsure.draft is not None and len(unsure.draft.tokens) <= 4
     flat[:, 40] = 50.0
-    sure = DraftModel(TableModel(flat, memory=0.0, max_rows=1), pair()).propose(PROMPT, 12)
+    sure = propose()
     assert sure.draft is not None and len(sure.draft.tokens) == 12
 
 
@@ -155,6 +161,6 @@ def test_the_policy_does_not_blame_the_target_for_drafting() -> None:
     policy = DraftPolicy(PassCosts({2: 0.010, 8: 0.012}), overhead_s=0.0)
     cheap = Proposal.chain([1, 2], [0.9, 0.2], "test")
     assert policy.nodes_to_submit(cheap) >= 1
-    assert policy.tokens_per_second(cheap) > policy.tokens_per_second(
+    assert policy.value(cheap) > policy.value(
         Proposal((1, 2), (-1, 0), (0.9, 0.2), "test", draft_s=0.005)
     )

@@ -79,6 +79,7 @@ def open_engine(target: Path, drafters: list[str | Path], state: Path) -> Engine
     engine = Engine.open(target, drafters=drafters, session=ONE_THREAD, state_dir=state)
     assert isinstance(engine.proposer, CompositeProposer)
     engine.proposer._policy = engine.decoder._policy = DraftPolicy()
+    draft_model(engine)._policy = DraftPolicy()
     return engine
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from edgedraft.runtime import DecodeConfig, Proposal, SpeculativeDecoder
+from edgedraft.runtime import DecodeConfig, Proposal, RoundTrace, SpeculativeDecoder, Verdict
+from edgedraft.runtime.datatypes import Timings
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
 from fakes import PROMPT, OracleProposer, TableModel, random_table, run
 
@@ -21,12 +24,15 @@ def chain(*confidence: float) -> Proposal:
     return Proposal.chain([1] * len(confidence), confidence, "test")
 
 
-def rate(proposal: Proposal, count: int, costs: PassCosts) -> float:
-    """Return the expected tokens per second when `count` nodes are submitted."""
+def value(proposal: Proposal, count: int, costs: PassCosts) -> float:
+    """Return the expected tokens when `count` nodes are submitted, less what plain decoding brings
+    in that time.
+    """
     reached: list[float] = []
     for parent, confidence in zip(proposal.parents, proposal.confidence, strict=True):
         reached.append(confidence * (reached[parent] if parent >= 0 else 1.0))
-    return (1 + sum(reached[:count])) / (costs.seconds(count + 1) + OVERHEAD_S)
+    plain_s = costs.seconds(1) + OVERHEAD_S
+    return 1 + sum(reached[:count]) - (costs.seconds(count + 1) + OVERHEAD_S) / plain_s
 
 
 def test_costs_are_interpolated_between_measurements_and_extended_beyond() -> None:
@@ -70,16 +76,15 @@ def proposals(draw: st.DrawFn) -> Proposal:
         st.sampled_from([2, 3, 4, 8, 12, 16]), st.floats(1e-3, 0.1), min_size=1
     ),
 )
-def test_no_other_number_of_nodes_would_bring_more_tokens_per_second(
+def test_no_other_number_of_nodes_would_bring_more_for_its_time(
     proposal: Proposal, measured: dict[int, float]
 ) -> None:
     costs = PassCosts(measured)
     count = DraftPolicy(costs).nodes_to_submit(proposal)
-    rates = [rate(proposal, n, costs) for n in range(len(proposal.tokens) + 1)]
-    assert rates[count] == pytest.approx(max(rates))
-    assert rates[count] >= rates[0]  # not less than plain decoding
-    # The last node submitted pays for itself; a tiny chance may vanish in the sum of the others.
-    assert count == 0 or rates[count] >= rates[count - 1] * (1 - 1e-12)
+    values = [value(proposal, n, costs) for n in range(len(proposal.tokens) + 1)]
+    assert values[count] == pytest.approx(max(values), abs=1e-9)
+    assert DraftPolicy(costs).value(proposal) == pytest.approx(max(values), abs=1e-9)
+    assert values[count] >= -1e-9  # not less than plain decoding
 
 
 def test_hopeless_nodes_are_not_submitted_and_certain_ones_are() -> None:
@@ -100,7 +105,7 @@ def test_siblings_add_up_and_cost_rows() -> None:
     costs = PassCosts(COSTS)
     wide = Proposal((1, 2, 3), (-1, -1, -1), (0.3, 0.3, 0.3), "test")
     assert DraftPolicy(costs).nodes_to_submit(wide) == 3
-    assert rate(wide, 3, costs) > rate(chain(0.3, 0.3, 0.3), 3, costs)
+    assert value(wide, 3, costs) > value(chain(0.3, 0.3, 0.3), 3, costs)
 
 
 def test_where_rows_are_dear_only_the_companion_row_is_used() -> None:
@@ -113,20 +118,48 @@ def test_without_costs_everything_is_submitted() -> None:
     assert DraftPolicy().nodes_to_submit(chain(0.0, 0.0)) == 2
 
 
+def observed(policy: DraftPolicy, accepted: int, other_s: float, draft_s: float = 0.0) -> None:
+    """Tell the policy of a round of four proposed tokens."""
+    proposal = Proposal.chain([1] * 4, [0.5] * 4, "test")
+    verdict = Verdict(tuple(range(accepted)), next_token=1)
+    timings = Timings(draft_s, 0.01, other_s)
+    nothing = np.zeros((0, 0), np.float32)
+    policy.observe(RoundTrace(proposal, verdict, (), nothing, timings, None))
+
+
 def test_the_overhead_of_a_round_makes_drafting_more_attractive() -> None:
-    class SlowRound:
-        class timings:  # noqa: N801
-            draft_s, other_s = 0.05, 0.05
-
-        class proposal:  # noqa: N801
-            draft_s = 0.0
-
     policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.014}))
-    doubtful = chain(0.3, 0.5)
+    doubtful = chain(0.3, 0.15)
     assert policy.nodes_to_submit(doubtful) == 1
-    for _ in range(50):
-        policy.observe(SlowRound)  # type: ignore[arg-type]
+    for _ in range(80):
+        observed(policy, accepted=0, other_s=0.1)
     assert policy.nodes_to_submit(doubtful) == 2
+
+
+def test_where_drafts_are_usually_right_a_doubtful_token_is_not_worth_a_row() -> None:
+    policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.014}))
+    doubtful = chain(0.3, 0.9)
+    assert policy.nodes_to_submit(doubtful) == 2
+    for _ in range(80):
+        observed(policy, accepted=4, other_s=2e-4)
+    assert policy.nodes_to_submit(doubtful) == 1
+    assert policy.price(0.010) > 2
+
+
+def test_time_that_a_model_drafted_is_not_overhead() -> None:
+    policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.014}))
+    proposal = replace(Proposal.chain([1], [0.5], "test"), draft_s=0.05)
+    nothing = np.zeros((0, 0), np.float32)
+    for _ in range(50):
+        timings = Timings(0.05, 0.01, 1e-4)
+        policy.observe(RoundTrace(proposal, Verdict((), 1), (), nothing, timings, None))
+    assert policy._overhead_s < 3e-4
+
+
+def test_without_costs_time_is_free() -> None:
+    policy = DraftPolicy()
+    assert policy.price(1.0) == 0
+    assert policy.value(chain(0.5, 0.5)) == 1.75
 
 
 def test_the_loop_submits_what_the_policy_says_and_output_stays_plain() -> None:
