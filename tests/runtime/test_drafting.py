@@ -244,6 +244,7 @@ def test_a_pair_is_worked_out_once(
         (["none", "lookup"], "'none' cannot be combined"),
         (["magic"], "magic: no such folder, and no drafter of that name"),
         (["{drafter}", "{target}"], "one drafter folder at a time"),
+        (["ngram=none.bin"], "none.bin: no such file; ngram=FILE names a seed"),
     ],
 )
 def test_drafters_that_do_not_fit_together_are_refused(

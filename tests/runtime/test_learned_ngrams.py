@@ -122,3 +122,5 @@ def test_a_drafters_folder_brings_the_seed_of_its_targets(
     proposer = open_proposer(["ngram", folder], target, tokenizer, DraftPolicy())
     (ngrams,) = proposer._free  # type: ignore[attr-defined]
     assert knows(ngrams)
+    named = open_proposer([f"ngram={folder / seed_name(ids)}"], target, tokenizer, DraftPolicy())
+    assert isinstance(named, LearnedNgrams) and knows(named)
