@@ -27,7 +27,9 @@ from .policy import DraftPolicy, reached
 _EXPECTED = (1.2, 1.5, 2.0, 3.0, 5.0)
 _MEMORY = 0.95  # of that record, per round in which the model was asked
 _FIRST_GAIN = 0.1  # tokens; at first the model is given a chance
-_PATIENCE = 40  # rounds in which the model is left alone before it is tried again
+# Rounds in which the model is left alone before it is tried again; doubled when that was in vain,
+# since a try also has to read what was missed.
+_PATIENCE = (40, 1280)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class CompositeProposer(Proposer):
         self._gains = [_FIRST_GAIN] * (len(_EXPECTED) + 1)
         self._trial: _Trial | None = None  # not yet compared with what was committed
         self._left_alone = [0] * len(self._gains)
+        self._patience = [_PATIENCE[0]] * len(self._gains)
 
     def begin(self, sampling: SamplingConfig) -> None:
         """Tell every proposer how tokens are chosen."""
@@ -71,7 +74,7 @@ class CompositeProposer(Proposer):
         if self._drafter is None:
             return self._chosen(best, committed)
         kind = bisect_right(_EXPECTED, 1 + sum(reached(self._corrected(best))))
-        if self._gains[kind] <= 0 and self._left_alone[kind] < _PATIENCE:
+        if self._gains[kind] <= 0 and self._left_alone[kind] < self._patience[kind]:
             self._left_alone[kind] += 1
             return self._chosen(best, committed)
         drafted = self._drafter.propose(committed, budget)
@@ -112,8 +115,10 @@ class CompositeProposer(Proposer):
         trial, self._trial = self._trial, None
         truth = committed[trial.position :]
         brought = _agreeing(trial.submitted, truth) - _agreeing(trial.instead, truth)
-        gain = brought - trial.price
-        self._gains[trial.kind] += (1 - _MEMORY) * (gain - self._gains[trial.kind])
+        kind, gain = trial.kind, brought - trial.price
+        self._gains[kind] += (1 - _MEMORY) * (gain - self._gains[kind])
+        paid = self._gains[kind] > 0
+        self._patience[kind] = _PATIENCE[0] if paid else min(2 * self._patience[kind], _PATIENCE[1])
 
     def _submitted(self, proposal: Proposal) -> tuple[int, ...]:
         return proposal.tokens[: self._policy.nodes_to_submit(proposal)]

@@ -88,7 +88,16 @@ def test_a_model_left_alone_is_tried_again_and_taken_back() -> None:
     composite = CompositeProposer([free], model, POLICY)
     decode(composite, [50], 200)
     assert model.asked < 40
-    assert decode(composite, [0, 1, 2, 50], 400)[-20:] == ["model"] * 20
+    assert decode(composite, [0, 1, 2, 50], 800)[-20:] == ["model"] * 20
+
+
+def test_tries_in_vain_become_rare() -> None:
+    model = Fixed(chain(0.8, origin="model", draft_s=0.009))
+    composite = CompositeProposer([], model, POLICY)
+    decode(composite, [50], 300)
+    asked = model.asked
+    decode(composite, [50], 1200)
+    assert model.asked - asked < 6
 
 
 def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:
