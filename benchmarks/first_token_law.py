@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedraft.runtime import DecodeConfig, Engine, SamplingConfig
+from edgedraft.runtime.composite import CompositeProposer
 from edgedraft.runtime.prompt_files import load_prompts
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.sampling import Sampler
@@ -69,6 +70,9 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=400, metavar="N")
     args = parser.parse_args()
     engine = Engine.open(args.target, drafters=[args.drafter], keep=False)
+    assert isinstance(engine.proposer, CompositeProposer)
+    # Without whoever would leave a drafter alone that is only ever asked once per request.
+    engine = Engine(engine.target, engine.tokenizer, engine.proposer.drafter, engine.plan)
     rows: list[dict[str, Any]] = []
     prompts = load_prompts([args.prompts])
     for prompt in prompts[:: max(1, len(prompts) // args.limit)][: args.limit]:

@@ -51,7 +51,7 @@ class CompositeProposer(Proposer):
     ) -> None:
         """`policy` is the decoder's: it knows what a pass costs."""
         self._free = tuple(free)
-        self._drafter = drafter
+        self.drafter = drafter
         self._policy = policy
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by origin
         self._gains = [_FIRST_GAIN] * (len(_EXPECTED) + 1)
@@ -61,6 +61,7 @@ class CompositeProposer(Proposer):
 
     def begin(self, sampling: SamplingConfig) -> None:
         """Tell every proposer how tokens are chosen."""
+        self._trial = None  # what came of the last one of the former request stays unknown
         for proposer in self._all():
             proposer.begin(sampling)
 
@@ -71,13 +72,13 @@ class CompositeProposer(Proposer):
         self._learn_gain(committed)
         offers = [proposer.propose(committed, budget) for proposer in self._free] or [NOTHING]
         best = max(offers, key=self._value)
-        if self._drafter is None:
+        if self.drafter is None:
             return self._chosen(best, committed)
         kind = bisect_right(_EXPECTED, 1 + sum(reached(self._corrected(best))))
         if self._gains[kind] <= 0 and self._left_alone[kind] < self._patience[kind]:
             self._left_alone[kind] += 1
             return self._chosen(best, committed)
-        drafted = self._drafter.propose(committed, budget)
+        drafted = self.drafter.propose(committed, budget)
         best = replace(best, draft_s=drafted.draft_s)  # spent, whichever is submitted
         # Once a draft was drawn and looked at, leaving it out would bend the distribution.
         chosen = max(best, drafted, key=self._value) if drafted.rule is None else drafted
@@ -105,8 +106,8 @@ class CompositeProposer(Proposer):
 
     def _all(self) -> Iterator[Proposer]:
         yield from self._free
-        if self._drafter is not None:
-            yield self._drafter
+        if self.drafter is not None:
+            yield self.drafter
 
     def _learn_gain(self, committed: Sequence[int]) -> None:
         """Compare the last trial with the tokens that came."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgedraft.runtime import Proposer
+from edgedraft.runtime import Proposer, SamplingConfig
 from edgedraft.runtime.composite import CompositeProposer
 from edgedraft.runtime.datatypes import NOTHING, Proposal
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
@@ -89,6 +89,14 @@ def test_a_model_left_alone_is_tried_again_and_taken_back() -> None:
     decode(composite, [50], 200)
     assert model.asked < 40
     assert decode(composite, [0, 1, 2, 50], 800)[-20:] == ["model"] * 20
+
+
+def test_a_request_that_ended_says_nothing_about_its_last_draft() -> None:
+    model = Fixed(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
+    composite = CompositeProposer([], model, POLICY)
+    for _ in range(100):
+        composite.begin(SamplingConfig())
+        assert composite.propose([99], 8).origin == "model"
 
 
 def test_tries_in_vain_become_rare() -> None:

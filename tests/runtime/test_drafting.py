@@ -85,7 +85,7 @@ def open_engine(target: Path, drafters: list[str | Path], state: Path) -> Engine
 
 def draft_model(engine: Engine) -> DraftModel:
     assert isinstance(engine.proposer, CompositeProposer)
-    model = engine.proposer._drafter
+    model = engine.proposer.drafter
     assert isinstance(model, DraftModel)
     return model
 
