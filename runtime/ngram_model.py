@@ -85,7 +85,7 @@ _CLASS = tuple(_class_of(counts) for counts in range(1 << 12))
 class NgramModel:
     """Proposes the continuation that contexts like this one had, chained greedily."""
 
-    def __init__(self, *, max_bytes: int = 16_000_000) -> None:
+    def __init__(self, *, max_bytes: int = 4_000_000) -> None:
         """Learn in at most `max_bytes` of memory, which is taken as the table fills."""
         self._slots = (max_bytes - _OVERHEAD_BYTES) // _ENTRY_BYTES - _WINDOW
         if self._slots < 1:
