@@ -3,7 +3,7 @@
 Looking things up costs microseconds, so those proposers are always asked. A model's draft costs a
 few steps. Whether they pay depends on what lies there for free, so what asking the model brought,
 in tokens that were accepted, is remembered by how much that was; where it brought less than its
-time is worth, the model is left alone, but for a try now and then, since texts change.
+time is worth, the model is left alone but for a try now and then, as at first.
 
 Whoever promises most is wrong more often than its promises are on average: being chosen favours
 those who promise too much. So what is counted here is how often a stated probability held among the
@@ -26,10 +26,9 @@ from .policy import DraftPolicy, reached
 # Bounds of the tokens expected for free that share a record of what the model adds to them.
 _EXPECTED = (1.2, 1.5, 2.0, 3.0, 5.0)
 _MEMORY = 0.95  # of that record, per round in which the model was asked
-_FIRST_GAIN = 0.1  # tokens; at first the model is given a chance
-# Rounds in which the model is left alone before it is tried again; doubled when that was in vain,
-# since a try also has to read what was missed.
-_PATIENCE = (40, 1280)
+# Rounds in which the model is left alone before it is tried (again): the fewest, at first and after
+# it paid, and the most, since each try in vain doubles them.
+_PATIENCE = (8, 1280)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class CompositeProposer(Proposer):
         self.drafter = drafter
         self._policy = policy
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by origin
-        self._gains = [_FIRST_GAIN] * (len(_EXPECTED) + 1)
+        self._gains = [0.0] * (len(_EXPECTED) + 1)
         self._trial: _Trial | None = None  # not yet compared with what was committed
         self._left_alone = [0] * len(self._gains)
         self._patience = [_PATIENCE[0]] * len(self._gains)
@@ -75,7 +74,9 @@ class CompositeProposer(Proposer):
         if self.drafter is None:
             return self._chosen(best, committed)
         kind = bisect_right(_EXPECTED, 1 + sum(reached(self._corrected(best))))
-        if self._gains[kind] <= 0 and self._left_alone[kind] < self._patience[kind]:
+        has_a_price = self._policy.price(1.0) > 0
+        in_vain = self._gains[kind] <= 0 and self._left_alone[kind] < self._patience[kind]
+        if has_a_price and in_vain:
             self._left_alone[kind] += 1
             return self._chosen(best, committed)
         drafted = self.drafter.propose(committed, budget)

@@ -62,7 +62,7 @@ def test_a_model_is_asked_where_it_brings_more_than_what_is_free() -> None:
     free = Fixed(Proposal.chain([7], [0.3], "free"))
     model = Fixed(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
     composite = CompositeProposer([free], model, POLICY)
-    assert decode(composite, [0, 1, 2, 50], 60) == ["model"] * 60
+    assert decode(composite, [0, 1, 2, 50], 100)[-50:] == ["model"] * 50
 
 
 def test_a_model_that_costs_more_than_it_brings_is_soon_left_alone() -> None:
@@ -94,6 +94,7 @@ def test_a_model_left_alone_is_tried_again_and_taken_back() -> None:
 def test_a_request_that_ended_says_nothing_about_its_last_draft() -> None:
     model = Fixed(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
     composite = CompositeProposer([], model, POLICY)
+    decode(composite, [0, 1, 2, 50], 60)
     for _ in range(100):
         composite.begin(SamplingConfig())
         assert composite.propose([99], 8).origin == "model"
@@ -112,7 +113,8 @@ def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:
     composite = CompositeProposer(
         [Fixed(chain(0.9))], Fixed(chain(0.1, origin="model", draft_s=0.002)), POLICY
     )
-    chosen = composite.propose([1], 8)
+    decode(composite, [0, 50], 8)
+    chosen = composite.propose([99], 8)  # the first try
     assert chosen.origin == "free" and chosen.draft_s == 0.002
 
 
