@@ -63,6 +63,7 @@ def save_drafter(model: Any, folder: Path) -> None:
     its int8 graph loses more.
     """
     config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "float16"}
+    config.pop("_name_or_path", None)  # where it was read from is nobody's business
     weights = {
         name: value.to("cpu", torch.float16).contiguous()
         for name, value in model.state_dict().items()
