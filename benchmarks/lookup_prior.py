@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from edgedraft.runtime import SuffixLookup, open_target_folder
@@ -19,6 +18,8 @@ from edgedraft.runtime.chat_template import render_chat
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
 from edgedraft.runtime.suffix_lookup import MATCH_BUCKETS, match_bucket
 from edgedraft.runtime.tokenizer_file import load_tokenizer
+from edgedraft.trainer.data_sets import DATA_SETS
+from edgedraft.trainer.texts import read_jsonl
 
 # Relative cost of a pass by rows, int8 on the development machine (docs/experiments.md).
 _COSTS = {2: 1.0, 4: 1.06, 8: 1.22, 16: 1.6}
@@ -28,32 +29,11 @@ _BUDGET = 15
 def prompts(data: Path) -> dict[str, list[str]]:
     """Return the prompts behind smollm2_responses.jsonl by set; its README gives the recipes."""
 
-    def rows(name: str) -> Iterator[dict[str, object]]:
-        for line in (data / name).read_text(encoding="utf-8").split("\n"):
-            if line:
-                yield json.loads(line)
-
-    def with_input(instruction: object, text: object) -> str:
-        return f"{instruction}\n\n{text}" if text else str(instruction)
-
-    return {
-        "gsm8k_train": [str(r["question"]) for r in rows("gsm8k_train.jsonl")],
-        "mbpp": [
-            str(r["text"]) for r in rows("mbpp.jsonl") if not 10 < int(str(r["task_id"])) <= 510
-        ],
-        "llms_from_scratch": [
-            with_input(r["instruction"], r["input"])
-            for r in rows("llms_from_scratch_instructions.jsonl")
-        ],
-        "self_instruct": [
-            with_input(r["instruction"], r["instances"][0]["input"])  # type: ignore[index]
-            for r in rows("self_instruct_seed_tasks.jsonl")
-        ],
-        "scitldr": [
-            "Summarize the following abstract in one sentence.\n\n" + " ".join(r["source"])  # type: ignore[arg-type]
-            for r in rows("scitldr_a_train.jsonl")
-        ],
-    }
+    found = {}
+    for data_set in DATA_SETS:
+        rows = data_set.rows(read_jsonl(data / f"{data_set.file}.jsonl"))
+        found[data_set.name] = [data_set.prompt(row) for _, row in rows]
+    return found
 
 
 def main() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedraft.runtime.errors import EdgeDraftError
 from edgedraft.runtime.extras import need
+from edgedraft.runtime.progress_log import progress_on_stderr
 
 if TYPE_CHECKING:
     from .model import ExportOptions
@@ -71,18 +71,13 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0, or 2 for an error the user can mend."""
     options = build_parser().parse_args(argv)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_ElapsedFormatter())
-    logger = logging.getLogger("edgedraft")
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    level = logging.DEBUG if options.verbose else logging.INFO
     try:
-        options.run(options)
+        with progress_on_stderr(level):
+            options.run(options)
     except (EdgeDraftError, ValueError) as error:
         print(f"edgedraft-export: {error}", file=sys.stderr)
         return 2
-    finally:
-        logger.removeHandler(handler)
     return 0
 
 
@@ -148,14 +143,3 @@ def _check(options: argparse.Namespace) -> None:
     check_files(folder)
     quality = {**folder.quality, "pass_ms": pass_milliseconds(OnnxModel(folder))}
     print(f"{options.folder}: {folder.name}, {folder.precision}\n{quality_table(quality)}")
-
-
-class _ElapsedFormatter(logging.Formatter):
-    """Prefixes every line with the seconds since the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._started = time.monotonic()
-
-    def format(self, record: logging.LogRecord) -> str:
-        return f"[{time.monotonic() - self._started:4.0f} s] {super().format(record)}"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,7 +12,7 @@ import onnx_ir as ir
 
 from edgedraft.runtime import OnnxModel
 from edgedraft.runtime.folder import open_model_folder
-from edgedraft.runtime.provenance import git_revision, package_versions
+from edgedraft.runtime.provenance import describe_code
 
 from .decoder import export_decoder
 from .folder import staged_folder, write_graph, write_manifest
@@ -134,10 +132,7 @@ def _trace(source: Source, context_length: int, options: ExportOptions) -> ir.Mo
 
 def _provenance(source: Source, options: ExportOptions) -> dict[str, Any]:
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_revision": git_revision(Path(__file__).parent),
-        "packages": package_versions(_PACKAGES),
+        **describe_code(_PACKAGES),
         "via": options.via,
         "model": source.provenance,
     }

@@ -22,6 +22,7 @@ from .config import SamplingConfig
 from .datatypes import NOTHING, Proposal
 from .interfaces import Proposer
 from .policy import DraftPolicy, reached
+from .prefix import common_prefix
 
 # Bounds of the tokens expected for free that share a record of what the model adds to them.
 _EXPECTED = (1.2, 1.5, 2.0, 3.0, 5.0)
@@ -65,7 +66,7 @@ class CompositeProposer(Proposer):
             proposer.begin(sampling)
 
     def propose(self, committed: Sequence[int], budget: int) -> Proposal:
-        """Return the proposal with the best expected tokens per second."""
+        """Return the proposal that promises most for its time."""
         for calibration in self._calibrations.values():
             calibration.score(committed)
         self._learn_gain(committed)
@@ -115,8 +116,8 @@ class CompositeProposer(Proposer):
         if self._trial is None:
             return
         trial, self._trial = self._trial, None
-        truth = committed[trial.position :]
-        brought = _agreeing(trial.submitted, truth) - _agreeing(trial.instead, truth)
+        truth = tuple(committed[trial.position :])
+        brought = common_prefix(trial.submitted, truth) - common_prefix(trial.instead, truth)
         kind, gain = trial.kind, brought - trial.price
         self._gains[kind] += (1 - _MEMORY) * (gain - self._gains[kind])
         paid = self._gains[kind] > 0
@@ -137,9 +138,3 @@ class CompositeProposer(Proposer):
             calibration = self._calibrations[proposal.origin]
             calibration.expect(len(committed), proposal.tokens, proposal.confidence)
         return self._corrected(proposal)
-
-
-def _agreeing(tokens: Sequence[int], truth: Sequence[int]) -> int:
-    """Return how many leading tokens are what came."""
-    wrong = (i for i, (a, b) in enumerate(zip(tokens, truth, strict=False)) if a != b)
-    return next(wrong, min(len(tokens), len(truth)))

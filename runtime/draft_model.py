@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .config import SamplingConfig
 from .datatypes import NOTHING, Draft, FloatArray, Proposal
-from .drawing import DraftDrawing
+from .drawing import Choose, DraftDrawing
 from .interfaces import LanguageModel, Proposer
 from .policy import DraftPolicy
 from .prefix import common_prefix
@@ -97,9 +97,11 @@ class DraftModel(Proposer):
             return NOTHING
         row = self._read_context(unchanged, budget + _OVERTIME)
         if self._drawing is not None:
-            proposal = self._drawing.proposal(self._draw(self._drawing, row, budget), budget)
+            draft = self._draft(row, budget, self._drawing.chooser(len(committed)))
+            proposal = self._drawing.proposal(draft, budget)
         else:
-            proposal = self._translator.translate(self._draft(row, budget), budget, committed)
+            draft = self._draft(row, budget, self._likeliest)
+            proposal = self._translator.translate(draft, budget, committed)
             self._proposed = len(committed), proposal
         return replace(proposal, draft_s=perf_counter() - started - self._prompt_s)
 
@@ -128,32 +130,27 @@ class DraftModel(Proposer):
             self._ends.append(len(self._context))
         return unchanged
 
-    def _draft(self, row: FloatArray, budget: int) -> Draft:
-        """Draft the likeliest tokens behind `row`, the logits that follow the context."""
-        pieces: list[int] = []
-        probs: list[float] = []
-        while True:
-            row[self._unusable] = -np.inf
-            pieces.append(int(row.argmax()))
-            probs.append(1.0 / float(np.exp(row - row[pieces[-1]]).sum()))
-            if self._is_enough(pieces, probs, budget):
-                return Draft(tuple(pieces), tuple(probs))
-            row = self._forward(pieces[-1:])
-
-    def _draw(self, drawing: DraftDrawing, row: FloatArray, budget: int) -> Draft:
-        """Draw tokens behind `row`. When to stop depends on nothing but those drawn."""
-        dice = drawing.dice(len(self._committed))
+    def _draft(self, row: FloatArray, budget: int, choose: Choose) -> Draft:
+        """Draft behind `row`, the logits that follow the context. When to stop depends on nothing
+        but the tokens so far.
+        """
         pieces: list[int] = []
         probs: list[float] = []
         laws: list[npt.NDArray[np.float64]] = []
         while True:
-            piece, law = drawing.draw(row, dice)
+            piece, probability, law = choose(row)
             pieces.append(piece)
-            probs.append(float(law[piece]))
-            laws.append(law)
+            probs.append(probability)
+            if law is not None:
+                laws.append(law)
             if self._is_enough(pieces, probs, budget):
-                return Draft(tuple(pieces), tuple(probs), np.stack(laws))
+                return Draft(tuple(pieces), tuple(probs), np.stack(laws) if laws else None)
             row = self._forward([piece])
+
+    def _likeliest(self, row: FloatArray) -> tuple[int, float, None]:
+        row[self._unusable] = -np.inf
+        piece = int(row.argmax())
+        return piece, 1.0 / float(np.exp(row - row[piece]).sum()), None
 
     def _is_enough(self, pieces: Sequence[int], probs: Sequence[float], budget: int) -> bool:
         # One more token costs a step, and a row of the target's pass.

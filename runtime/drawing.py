@@ -7,7 +7,9 @@ noise of their own, keyed by seed and position, so that an answer can be had aga
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,10 @@ from .trie_marginal import TrieMarginal
 
 # Which part of the counter is told apart: `Sampler` uses 0 there.
 _VERIFYING, _DRAFTING = 1, 2
+
+# From a logits row, which may be written to: a draft token, its probability and, where it was
+# drawn, the law it was drawn from.
+Choose: TypeAlias = Callable[[FloatArray], tuple[int, float, npt.NDArray[np.float64] | None]]
 
 
 class DraftDrawing:
@@ -46,15 +52,17 @@ class DraftDrawing:
         spelled[marginal.vocab_map.node_piece[1:]] = True
         self._unspelled = np.flatnonzero(~spelled)  # could only be rejected
 
-    def dice(self, position: int) -> Dice:
-        """Return the chance for the draft that follows `position` tokens."""
-        return self._dice(position, _DRAFTING)
+    def chooser(self, position: int) -> Choose:
+        """Return what draws the tokens of the draft that follows `position` tokens."""
+        dice = self._dice(position, _DRAFTING)
 
-    def draw(self, row: FloatArray, dice: Dice) -> tuple[int, npt.NDArray[np.float64]]:
-        """Draw a draft token from its logits row, which is written to; return it and its law."""
-        row[self._unspelled] = -np.inf
-        law = self._sampler.probabilities(row)
-        return dice.draw(law), law
+        def draw(row: FloatArray) -> tuple[int, float, npt.NDArray[np.float64]]:
+            row[self._unspelled] = -np.inf
+            law = self._sampler.probabilities(row)
+            piece = dice.draw(law)
+            return piece, float(law[piece]), law
+
+        return draw
 
     def proposal(self, draft: Draft, budget: int) -> Proposal:
         """Return what the target verifies of a draft, with the rule that belongs to it."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from .chat_template import render_chat
 from .config import DecodeConfig
 from .datatypes import FinishReason, RoundTrace
 from .decode import SpeculativeDecoder
@@ -32,6 +31,7 @@ from .onnx_model import OnnxModel
 from .ort_session import SessionConfig
 from .plan import Plan, load_or_measure_plan, measure_plan
 from .policy import DraftPolicy
+from .prompt_encoding import encode_prompt
 from .state import DeviceState, default_state_dir
 from .stats import RunStats
 from .tokenizer_file import load_tokenizer
@@ -168,23 +168,7 @@ class Engine:
         Text is one user message in the model's chat template, unless `raw` or the model has none;
         then it is text to continue.
         """
-        folder = self.target.folder
-        if isinstance(prompt, str):
-            if raw or folder.chat_template is None:
-                return list(self.tokenizer.encode(prompt).ids)
-            prompt = [{"role": "user", "content": prompt}]
-        if folder.chat_template is None:
-            raise FolderError(
-                f"{folder.path}: has no chat template, so it takes text, not messages"
-            )
-        text = render_chat(
-            folder.chat_template,
-            prompt,
-            bos_token=self._token_text(folder.bos_token_id),
-            eos_token=self._token_text(next(iter(folder.eos_token_ids), None)),
-        )
-        # The template writes the special tokens itself.
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return encode_prompt(self.target.folder, self.tokenizer, prompt, raw=raw)
 
     def stream(
         self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig | None = None
@@ -262,6 +246,3 @@ class Engine:
                 self.decoder.cancel()
             yield Piece(text.take(), trace)
         yield Piece(text.finish(), None, finish)
-
-    def _token_text(self, token: int | None) -> str:
-        return (self.tokenizer.id_to_token(token) or "") if token is not None else ""

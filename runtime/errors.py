@@ -35,3 +35,7 @@ class StateError(EdgeDraftError):
 
 class DrafterError(EdgeDraftError):
     """Drafters that cannot be used, alone or together."""
+
+
+class VocabularyError(EdgeDraftError):
+    """A tokenizer whose tokens cannot be described in bytes."""

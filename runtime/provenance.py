@@ -31,11 +31,8 @@ _PACKAGES = (
 def describe_run(folder: ModelFolder, session: SessionConfig, seed: int) -> dict[str, Any]:
     """Return command line, code, versions, machine and model as a JSON object."""
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_revision": git_revision(Path(__file__).parent),
+        **describe_code(_PACKAGES),
         "python": platform.python_version(),
-        "packages": package_versions(_PACKAGES),
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -50,6 +47,16 @@ def describe_run(folder: ModelFolder, session: SessionConfig, seed: int) -> dict
             "fingerprint": folder.fingerprint,
         },
         "seed": seed,
+    }
+
+
+def describe_code(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the command line, the date, the commit and the versions of these packages as JSON."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_revision": git_revision(Path(__file__).parent),
+        "packages": package_versions(packages),
     }
 
 

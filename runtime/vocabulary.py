@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import EdgeDraftError
+from .errors import VocabularyError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,10 +29,6 @@ _MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE
 _UNMARK_SPACES = {"type": "Replace", "pattern": {"String": _SPACE_MARKER}, "content": " "}
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TEXTS_AT_ONCE = 4096  # their encodings take a few megabytes
-
-
-class VocabularyError(EdgeDraftError):
-    """A tokenizer whose tokens cannot be described in bytes."""
 
 
 class Vocabulary:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from edgedraft.runtime.errors import EdgeDraftError
 from edgedraft.runtime.extras import need
+from edgedraft.runtime.progress_log import progress_on_stderr
 
 _EXTRA = "edgedraft[train]"
 _LOSSES = ("ce", "forward-kl", "reverse-kl", "tv", "lk")  # losses.py imports torch
@@ -62,18 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0, or 2 for an error the user can mend."""
     options = build_parser().parse_args(argv)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_ElapsedFormatter())
-    logger = logging.getLogger("edgedraft")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     try:
-        options.run(options)
+        with progress_on_stderr():
+            options.run(options)
     except (EdgeDraftError, ValueError) as error:
         print(f"edgedraft-train: {error}", file=sys.stderr)
         return 2
-    finally:
-        logger.removeHandler(handler)
     return 0
 
 
@@ -120,14 +113,3 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _need_torch() -> None:
     for module in ("torch", "transformers", "accelerate"):
         need(module, "edgedraft-train", _EXTRA)
-
-
-class _ElapsedFormatter(logging.Formatter):
-    """Prefixes every line with the seconds since the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._started = time.monotonic()
-
-    def format(self, record: logging.LogRecord) -> str:
-        return f"[{time.monotonic() - self._started:4.0f} s] {super().format(record)}"

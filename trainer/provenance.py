@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from edgedraft.runtime.folder import file_sha256
-from edgedraft.runtime.provenance import git_revision, package_versions
+from edgedraft.runtime.provenance import describe_code
 
 _PACKAGES = ("edgedraft", "torch", "transformers", "accelerate", "tokenizers", "numpy")
 
@@ -18,11 +16,8 @@ _PACKAGES = ("edgedraft", "torch", "transformers", "accelerate", "tokenizers", "
 def describe_training(data: Iterable[Path], seed: int) -> dict[str, Any]:
     """Return command line, code, versions, seed and the checksum of every data file as JSON."""
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_revision": git_revision(Path(__file__).parent),
+        **describe_code(_PACKAGES),
         "python": platform.python_version(),
-        "packages": package_versions(_PACKAGES),
         "system": platform.platform(),
         "seed": seed,
         "data_sha256": {

@@ -17,6 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from edgedraft.runtime.datatypes import Draft
+from edgedraft.runtime.prefix import common_prefix
 from edgedraft.runtime.translate import Translator
 from edgedraft.runtime.vocab_map import VocabMap
 
@@ -135,20 +136,13 @@ class Simulator:
 
 def count_rounds(drafts: Sequence[Sequence[int]], truth: Sequence[int]) -> Counts:
     """Count the rounds of an answer, given what is drafted at every position of it."""
-    matches = [_leading_matches(draft, truth[i:]) for i, draft in enumerate(drafts)]
+    matches = [common_prefix(tuple(draft), tuple(truth[i:])) for i, draft in enumerate(drafts)]
     counts = Counts(tokens=len(truth), first_right=sum(count > 0 for count in matches))
     position = 0
     while position < len(truth):
         position += matches[position] + 1
         counts.rounds += 1
     return counts
-
-
-def _leading_matches(draft: Sequence[int], truth: Sequence[int]) -> int:
-    count = 0
-    while count < min(len(draft), len(truth)) and draft[count] == truth[count]:
-        count += 1
-    return count
 
 
 def table(results: dict[str, Counts]) -> str:

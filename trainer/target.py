@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edgedraft.runtime.chat_template import render_chat
 from edgedraft.runtime.folder import open_target_folder
+from edgedraft.runtime.prompt_encoding import encode_prompt
 from edgedraft.runtime.tokenizer_file import load_tokenizer
 from edgedraft.runtime.vocab_map import VocabMap
 from edgedraft.runtime.vocabulary import Vocabulary
@@ -25,16 +25,7 @@ class Target:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Return the token ids of one user message, exactly as the runtime's engine does."""
-        folder = self._folder
-        if folder.chat_template is None:
-            return tuple(self._tokenizer.encode(prompt).ids)
-        text = render_chat(
-            folder.chat_template,
-            [{"role": "user", "content": prompt}],
-            bos_token=self._token_text(folder.bos_token_id),
-            eos_token=self._token_text(next(iter(folder.eos_token_ids), None)),
-        )
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return tuple(encode_prompt(self._folder, self._tokenizer, prompt))
 
     def vocab_map(self, drafter: Tokenizer) -> VocabMap:
         """Return the map between the drafter's tokens and the target's."""
@@ -45,6 +36,3 @@ class Target:
             draft_mark=MARK_ID,
             target_stop_ids=self._folder.eos_token_ids,
         )
-
-    def _token_text(self, token: int | None) -> str:
-        return "" if token is None else self._tokenizer.id_to_token(token) or ""

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from edgedraft.runtime.folder import MARK
 from edgedraft.runtime.state import write_atomic
 
 from .errors import TrainError
 
 END = "<|end|>"
-MARK = "<|mark|>"
 END_ID = 0
 MARK_ID = 1
 FILE = "tokenizer.json"

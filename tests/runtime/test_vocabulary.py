@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from edgedraft.runtime.vocabulary import Vocabulary, VocabularyError
+from edgedraft.runtime.errors import VocabularyError
+from edgedraft.runtime.vocabulary import Vocabulary
 from tokenizers_for_tests import (
     AWKWARD_TEXTS,
     TEXTS,
