@@ -16,7 +16,7 @@ import torch
 
 from edgedraft.runtime import OnnxModel
 from edgedraft.runtime.datatypes import FloatArray
-from edgedraft.runtime.plan import measure_plan
+from edgedraft.runtime.plan import measure_passes
 
 from .errors import ExportError
 
@@ -106,8 +106,8 @@ def agreement(
 
 def pass_milliseconds(target: OnnxModel) -> dict[int, float]:
     """Return rows -> median milliseconds of a pass over a filled cache."""
-    plan = measure_plan(target, _TIMED_ROWS, _CONTEXT)
-    return {rows: 1000 * seconds for rows, seconds in plan.pass_s.items()}
+    passes = measure_passes(target, _TIMED_ROWS, _CONTEXT)
+    return {rows: 1000 * seconds for rows, seconds in passes.items()}
 
 
 def quality_table(quality: dict[str, Any]) -> str:

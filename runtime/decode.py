@@ -149,6 +149,7 @@ class SpeculativeDecoder:
         )
         if self._proposer is None or budget < 1:
             return NOTHING
+        self._policy.begin_round(target.length)
         proposal = self._proposer.propose(committed, budget)
         if not target.supports_trees and not proposal.is_chain:
             proposal = proposal.first_path()

@@ -1,15 +1,15 @@
 """What this device's passes cost, measured once and remembered.
 
-v(M), the seconds of a target pass with M rows, decides how long a draft may be (`policy.py`). It
-depends on the graph, the CPU, the number of threads and onnxruntime, so those make up the key under
-which a plan is kept.
+v(M), the seconds of a target pass with M rows, decides how long a draft may be (`policy.py`); it
+grows with the tokens in the cache. It depends on the graph, the CPU, the number of threads and
+onnxruntime, so those make up the key under which a plan is kept.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -22,19 +22,25 @@ from .state import DeviceState
 _ROWS = (1, 2, 3, 4, 6, 8, 12, VERIFY_ROWS)
 _REPEATS = 7
 _CONTEXT = 64
+# Enough that attention shows, little enough that reading it takes a second and not a minute.
+_LONG_CONTEXT = 512
+_PREFILL_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Measured costs of one target on this device."""
 
-    pass_s: Mapping[int, float]  # rows -> median seconds; 1 is the single-row loop
+    # rows -> median seconds behind a short context; 1 is the single-row loop
+    pass_s: Mapping[int, float]
+    token_s: Mapping[int, float]  # rows -> seconds that each further token in the cache adds
 
     @property
     def costs(self) -> PassCosts:
         """The costs of the passes the decoder makes, which never have one row."""
-        verify = {rows: s for rows, s in self.pass_s.items() if rows > 1}
-        return PassCosts(verify or self.pass_s)
+        verify = [rows for rows in self.pass_s if rows > 1] or list(self.pass_s)
+        empty = {rows: self.pass_s[rows] - _CONTEXT * self.token_s[rows] for rows in verify}
+        return PassCosts(empty, {rows: self.token_s[rows] for rows in verify})
 
     @property
     def plain_s(self) -> float:
@@ -51,14 +57,24 @@ def load_or_measure_plan(model: OnnxModel, state: DeviceState, *, remeasure: boo
     plans = plans if isinstance(plans, dict) else {}
     if remeasure or (plan := _from_json(plans.get(key))) is None:
         plan = measure_plan(model)
-        state.save("plans", {**plans, key: {str(rows): s for rows, s in plan.pass_s.items()}})
+        state.save("plans", {**plans, key: _to_json(plan)})
     return plan
 
 
-def measure_plan(
-    model: OnnxModel, row_counts: Sequence[int] = _ROWS, context: int = _CONTEXT
-) -> Plan:
-    """Time passes of several row counts behind `context` tokens, as far as the model allows them.
+def measure_plan(model: OnnxModel) -> Plan:
+    """Time passes behind a short and a longer context; the cache is emptied."""
+    short = measure_passes(model, _ROWS, _CONTEXT)
+    if model.context_length <= _LONG_CONTEXT + VERIFY_ROWS:
+        return Plan(short, dict.fromkeys(short, 0.0))
+    long = measure_passes(model, _ROWS, _LONG_CONTEXT)
+    # Noise must not make a full cache look cheaper than one that holds less, or an empty one free.
+    more = {rows: min(max(long[rows] - s, 0.0), 4 * s) for rows, s in short.items()}
+    return Plan(short, {rows: s / (_LONG_CONTEXT - _CONTEXT) for rows, s in more.items()})
+
+
+def measure_passes(model: OnnxModel, row_counts: Sequence[int], context: int) -> dict[int, float]:
+    """Return the median seconds of passes of these row counts behind `context` tokens, as far as
+    the model allows them.
 
     The row counts take turns, so that a disturbance hits them alike; the cache is emptied.
     """
@@ -66,7 +82,8 @@ def measure_plan(
     row_counts = [rows for rows in row_counts if rows <= most]
     context = max(0, min(context, model.context_length - VERIFY_ROWS - 1))
     model.rollback(0)
-    model.extend([0] * context)
+    for start in range(0, context, _PREFILL_ROWS):
+        model.extend([0] * min(_PREFILL_ROWS, context - start))
     seconds: dict[int, list[float]] = {rows: [] for rows in row_counts}
     single_rows = model.single_rows
     for repeat in range(_REPEATS + 1):
@@ -79,7 +96,7 @@ def measure_plan(
             model.rollback(context)
     model.single_rows = single_rows
     model.rollback(0)
-    return Plan({rows: median(times) for rows, times in seconds.items()})
+    return {rows: median(times) for rows, times in seconds.items()}
 
 
 def _key(model: OnnxModel) -> str:
@@ -106,9 +123,22 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def _to_json(plan: Plan) -> dict[str, Any]:
+    return {
+        name: {str(rows): seconds for rows, seconds in table.items()}
+        for name, table in asdict(plan).items()
+    }
+
+
 def _from_json(value: Any) -> Plan | None:
     try:
-        plan = Plan({int(rows): float(s) for rows, s in value.items()})
-    except (AttributeError, TypeError, ValueError):
+        pass_s, token_s = (
+            {int(rows): float(s) for rows, s in value[name].items()}
+            for name in ("pass_s", "token_s")
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    return plan if 1 in plan.pass_s and all(s > 0 for s in plan.pass_s.values()) else None
+    if pass_s.keys() != token_s.keys() or 1 not in pass_s:
+        return None
+    sane = min(pass_s.values()) > 0 and min(token_s.values()) >= 0
+    return Plan(pass_s, token_s) if sane else None

@@ -11,6 +11,7 @@ from .stats import RunStats
 
 _DRAFT_LENGTHS = (1, 2, 4, 8, 12, 15)
 _PROBE_TOKENS = 48
+_MANY = 1000
 
 
 def measure_rounds(engine: Engine) -> RunStats:
@@ -29,10 +30,11 @@ def measure_rounds(engine: Engine) -> RunStats:
 
 def plan_lines(plan: Plan, rounds: RunStats, cache_bytes_per_token: int) -> Iterator[str]:
     """Yield the report line by line; `rounds` comes from `measure_rounds`."""
-    yield "rows   seconds of a pass   against one row"
+    yield f"rows   seconds of a pass   against one row   {_MANY} more tokens in the cache add"
     single = plan.pass_s[1]
     for rows, seconds in sorted(plan.pass_s.items()):
-        yield f"{rows:4d}   {1e3 * seconds:14.2f} ms   {seconds / single:12.2f}x"
+        more = _MANY * plan.token_s[rows]
+        yield f"{rows:4d}{1e3 * seconds:17.2f} ms{seconds / single:17.2f}x{1e3 * more:28.2f} ms"
     yield ""
     yield (
         f"A round spends {1e3 * rounds.overhead_s_per_round:.2f} ms outside the target, with "
@@ -53,6 +55,7 @@ def _words(plan: Plan, overhead_s: float) -> Iterator[str]:
         "plain loop has two, for the sake of identical logits."
     )
     costs = plan.costs
+    yield "With little in the cache:"
     for draft in _DRAFT_LENGTHS:
         passes = (costs.seconds(draft + 1) + overhead_s) / plan.plain_s
         noun = "token is" if draft == 1 else "tokens are"

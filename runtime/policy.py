@@ -10,7 +10,8 @@ that. (Maximising a ratio of sums by pricing the denominator: Dinkelbach 1967.)
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from .datatypes import ROOT, Proposal, RoundTrace
 
@@ -20,28 +21,46 @@ _TYPICAL_OVERHEAD_S = 2e-4
 
 
 class PassCosts:
-    """Seconds of one target pass, as a function of its rows."""
+    """Seconds of one target pass, as a function of its rows and of the tokens in the cache.
 
-    def __init__(self, measured: Mapping[int, float]) -> None:
-        """Take measured row counts, at least one; between them costs are interpolated, beyond them
-        they grow linearly.
+    Attention reads the whole cache, for each row anew on most kernels: so every cached token adds
+    its share, and a larger one to more rows.
+    """
+
+    def __init__(
+        self, measured: Mapping[int, float], per_token: Mapping[int, float] | None = None
+    ) -> None:
+        """Take the seconds of passes over an empty cache by rows, at least one, and what each
+        cached token adds to them; between known row counts costs are interpolated, beyond them they
+        grow linearly.
         """
         if not measured:
             raise ValueError("measured must hold at least one row count")
-        self._rows = sorted(measured)
-        # Noise must not make a wider pass look cheaper than a narrower one.
-        self._seconds: list[float] = []
-        for rows in self._rows:
-            self._seconds.append(max([measured[rows], *self._seconds[-1:]]))
+        self._fixed = _rising(measured)
+        self._per_token = _rising(per_token or {1: 0.0})
+        self._known: dict[int, tuple[float, float]] = {}  # what was asked for before
 
-    def seconds(self, rows: int) -> float:
-        """Return the cost of a pass with `rows` rows."""
-        known, costs = self._rows, self._seconds
-        i = min(max(bisect_left(known, rows), 1), len(known) - 1)
-        if len(known) == 1 or rows <= known[0]:
-            return costs[0]
-        slope = (costs[i] - costs[i - 1]) / (known[i] - known[i - 1])
-        return costs[i - 1] + slope * (rows - known[i - 1])
+    def seconds(self, rows: int, cached: int = 0) -> float:
+        """Return the cost of a pass with `rows` rows behind `cached` tokens."""
+        if rows not in self._known:
+            self._known[rows] = _at(self._fixed, rows), _at(self._per_token, rows)
+        fixed, per_token = self._known[rows]
+        return fixed + cached * per_token
+
+
+def _rising(measured: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Return the points in order; noise must not make a wider pass look cheaper."""
+    rows = sorted(measured)
+    return list(zip(rows, accumulate((measured[r] for r in rows), max), strict=True))
+
+
+def _at(points: Sequence[tuple[int, float]], x: int) -> float:
+    """Return the line through these points at x."""
+    if len(points) == 1 or x <= points[0][0]:
+        return points[0][1]
+    i = min(bisect_left(points, (x,)), len(points) - 1)
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) / (x1 - x0) * (x - x0)
 
 
 class DraftPolicy:
@@ -53,19 +72,26 @@ class DraftPolicy:
         """Without `costs` every proposal is submitted whole; `overhead_s` is a first guess."""
         self._costs = costs
         self._overhead_s = overhead_s
-        # Running sums over recent rounds; they begin with rounds of plain decoding.
+        self._cached = 0
+        # Running sums over recent rounds; they begin with rounds of plain decoding. Time counts in
+        # plain rounds behind the same cache, since the next request may be longer or shorter.
         self._tokens = _FIRST_ROUNDS
-        self._seconds = _FIRST_ROUNDS * (costs.seconds(1) + overhead_s if costs else 1.0)
+        self._plain_rounds = _FIRST_ROUNDS
+
+    def begin_round(self, cached: int) -> None:
+        """Take note of the tokens in the cache, which the next pass has to attend to."""
+        self._cached = cached
 
     @property
     def row_price(self) -> float:
         """What one more row of a usual pass costs, in tokens."""
-        costs = self._costs
-        return self.price((costs.seconds(8) - costs.seconds(2)) / 6) if costs else 0.0
+        return self.price((self._pass_s(8) - self._pass_s(2)) / 6)
 
     def price(self, seconds: float) -> float:
         """Return the tokens that these seconds usually bring; nothing where passes cost nothing."""
-        return seconds * self._tokens / self._seconds if self._costs else 0.0
+        if self._costs is None:
+            return 0.0
+        return seconds / self._plain_s() * self._tokens / self._plain_rounds
 
     def nodes_to_submit(self, proposal: Proposal) -> int:
         """Return the number of leading nodes with the most expected tokens after the price of their
@@ -90,23 +116,26 @@ class DraftPolicy:
         if self._costs is not None:
             # Priced by the plan, not by the clock: a busy minute is no reason to draft otherwise.
             rows = len(trace.proposal.tokens) + 1
-            round_s = self._costs.seconds(rows) + self._overhead_s + trace.proposal.draft_s
+            round_s = self._pass_s(rows) + self._overhead_s + trace.proposal.draft_s
             self._tokens = _MEMORY * self._tokens + 1 + trace.verdict.num_accepted
-            self._seconds = _MEMORY * self._seconds + round_s
+            self._plain_rounds = _MEMORY * self._plain_rounds + round_s / self._plain_s()
 
     def _best(self, proposal: Proposal) -> tuple[int, float]:
-        fixed = 1 - self.price(self._overhead_s + proposal.draft_s)
-        passes = [self._pass_price(rows) for rows in range(1, len(proposal.tokens) + 2)]
-        best, most = 0, fixed - passes[0]
+        price = self.price(1.0)
+        fixed = 1 - price * (self._overhead_s + proposal.draft_s)
+        best, most = 0, fixed - price * self._pass_s(1)
         expected = fixed  # the target's own token comes for free
         for i, probability in enumerate(reached(proposal)):
             expected += probability
-            if expected - passes[i + 1] > most:
-                best, most = i + 1, expected - passes[i + 1]
+            if (value := expected - price * self._pass_s(i + 2)) > most:
+                best, most = i + 1, value
         return best, most
 
-    def _pass_price(self, rows: int) -> float:
-        return self.price(self._costs.seconds(rows)) if self._costs else 0.0
+    def _pass_s(self, rows: int) -> float:
+        return self._costs.seconds(rows, self._cached) if self._costs else 0.0
+
+    def _plain_s(self) -> float:
+        return self._pass_s(1) + self._overhead_s
 
 
 def reached(proposal: Proposal) -> Iterator[float]:

@@ -248,6 +248,7 @@ def test_the_plan_is_measured_once_and_remembered(
     first = Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=tmp_path / "s").plan
     assert first is not None and set(first.pass_s) == {1, 2, 3, 4, 6, 8, 12, 16}
     assert all(s > 0 for s in first.pass_s.values())
+    assert first.token_s.keys() == first.pass_s.keys()
 
     def again(model: object) -> Plan:
         raise AssertionError("measured again")

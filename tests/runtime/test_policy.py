@@ -45,6 +45,13 @@ def test_costs_are_interpolated_between_measurements_and_extended_beyond() -> No
     assert PassCosts({4: 0.02}).seconds(9) == 0.02
 
 
+def test_every_cached_token_adds_its_share_and_more_to_more_rows() -> None:
+    costs = PassCosts({2: 0.010, 8: 0.013}, {2: 2e-6, 8: 8e-6})
+    assert costs.seconds(2, 1000) == pytest.approx(0.012)
+    assert costs.seconds(5, 1000) == pytest.approx(0.0115 + 0.005)
+    assert costs.seconds(8) == 0.013
+
+
 @settings(max_examples=200)
 @given(
     st.dictionaries(st.integers(1, 64), st.floats(1e-4, 1.0), min_size=1, max_size=8),
@@ -114,6 +121,28 @@ def test_where_rows_are_dear_only_the_companion_row_is_used() -> None:
     assert policy.nodes_to_submit(chain(*[0.9] * 15)) == 1
 
 
+def test_a_row_that_pays_behind_a_short_text_may_not_pay_behind_a_long_one() -> None:
+    policy = DraftPolicy(PassCosts({2: 0.010, 16: 0.011}, {2: 2e-6, 16: 40e-6}))
+    doubtful = chain(0.5, 0.5, 0.5)
+    assert policy.nodes_to_submit(doubtful) == 3
+    policy.begin_round(4000)
+    assert policy.nodes_to_submit(doubtful) == 1
+    policy.begin_round(10)
+    assert policy.nodes_to_submit(doubtful) == 3
+
+
+def test_what_time_brings_is_learned_in_plain_rounds_whatever_the_context() -> None:
+    policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.014}, {2: 1e-5, 4: 1e-5}), overhead_s=0.0)
+    policy.begin_round(1000)
+    assert policy.price(0.020) == pytest.approx(1.0)
+    for _ in range(80):
+        observed(policy, accepted=0, other_s=0.0)
+    lost = policy.price(0.020)
+    policy.begin_round(0)
+    assert policy.price(0.010) == pytest.approx(lost, rel=1e-3)
+    assert lost < 0.9
+
+
 def test_without_costs_everything_is_submitted() -> None:
     assert DraftPolicy().nodes_to_submit(chain(0.0, 0.0)) == 2
 
@@ -175,3 +204,16 @@ def test_the_loop_submits_what_the_policy_says_and_output_stays_plain() -> None:
         assert run(model, config, decoder=decoder).tokens == plain.tokens
         assert max(model.passes) == widest
     assert np.isfinite(policy._overhead_s)
+
+
+def test_the_loop_tells_the_policy_how_full_the_cache_is() -> None:
+    table = random_table(23, 0)
+    config = DecodeConfig(max_tokens=60)
+    truth = (*PROMPT, *run(TableModel(table), config).tokens)
+    model = TableModel(table)
+    # Behind forty tokens a row costs more than a whole plain pass.
+    policy = DraftPolicy(PassCosts({2: 0.010, 16: 0.010}, {2: 0.0, 16: 0.010}))
+    decoder = SpeculativeDecoder(model, OracleProposer(truth, 23, mistakes=0.0), policy)
+    run(model, config, decoder=decoder)
+    assert max(model.passes[:2]) > 2
+    assert set(model.passes[-8:]) == {2}
