@@ -17,7 +17,16 @@ ROOT = Path(__file__).parent.parent
 STDLIB = sys.stdlib_module_names
 ONLINE_TRAINER = {"online", "buffer", "step_graph"}
 RUNTIME = {"numpy", "onnxruntime", "tokenizers", "jinja2"}
-TRAINER = {"numpy", "torch", "transformers", "safetensors", "peft", "accelerate", "tokenizers"}
+TRAINER = {
+    "numpy",
+    "onnx",
+    "torch",
+    "transformers",
+    "safetensors",
+    "peft",
+    "accelerate",
+    "tokenizers",
+}
 EXPORT = {
     "numpy",
     "torch",

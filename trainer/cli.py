@@ -1,4 +1,4 @@
-"""The command line `edgedraft-train`: tokenizer, drafter, evaluate."""
+"""The command line `edgedraft-train`: tokenizer, corpus, drafter, evaluate."""
 
 from __future__ import annotations
 
@@ -28,6 +28,32 @@ def build_parser() -> argparse.ArgumentParser:
     tokenizer.add_argument("--vocab-size", type=int, default=16_384, metavar="N")
     tokenizer.add_argument("--out", type=Path, required=True, metavar="DIR")
     tokenizer.set_defaults(run=_tokenizer)
+
+    corpus = commands.add_parser("corpus", help="let a target answer prompts, to learn from")
+    corpus.add_argument("--target", type=Path, required=True, metavar="DIR")
+    corpus.add_argument(
+        "--prompts", type=Path, nargs="+", required=True, metavar="FILE",
+        help="data sets known by name, or .jsonl with a 'prompt' in every row",
+    )  # fmt: skip
+    corpus.add_argument(
+        "--out", type=Path, required=True, metavar="FILE",
+        help="answers; where there are some already, the run goes on",
+    )  # fmt: skip
+    corpus.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    corpus.add_argument("--temperature", type=float, default=0.0)
+    corpus.add_argument("--top-p", type=float, default=1.0)
+    corpus.add_argument("--seed", type=int, default=0, metavar="N")
+    corpus.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="answers to each prompt"
+    )
+    corpus.add_argument(
+        "--top-k-logits", type=int, default=0, metavar="K",
+        help="keep the K best tokens' logits, for the losses that need a teacher",
+    )  # fmt: skip
+    corpus.add_argument("--batch", type=int, default=32, metavar="N", help="answers at once")
+    corpus.add_argument("--limit", type=int, metavar="N", help="only the first prompts of a file")
+    corpus.add_argument("--max-minutes", type=float, metavar="M", help="stop after this time")
+    corpus.set_defaults(run=_corpus)
 
     drafter = commands.add_parser("drafter", help="train a drafter on text and targets' answers")
     drafter.add_argument("--tokenizer", type=Path, required=True, metavar="DIR")
@@ -77,6 +103,28 @@ def _tokenizer(options: argparse.Namespace) -> None:
     tokenizer = train_tokenizer(read_texts(options.text), options.vocab_size)
     save_tokenizer(tokenizer, options.out)
     print(f"{options.out}: {tokenizer.get_vocab_size()} tokens")
+
+
+def _corpus(options: argparse.Namespace) -> None:
+    need("onnx", "edgedraft-train", _EXTRA)
+    from .corpus import CorpusOptions, make_corpus
+
+    make_corpus(
+        CorpusOptions(
+            target=options.target,
+            prompts=tuple(options.prompts),
+            out=options.out,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            seed=options.seed,
+            samples=options.samples,
+            top_k_logits=options.top_k_logits,
+            batch=options.batch,
+            limit=options.limit,
+            max_minutes=options.max_minutes,
+        )
+    )
 
 
 def _drafter(options: argparse.Namespace) -> None:
