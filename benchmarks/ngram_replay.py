@@ -1,13 +1,13 @@
 """Measure what the n-gram model is worth, by replaying answers that the target gave.
 
-    python benchmarks/ngram_replay.py --target DIR --data ../shared/data [--seed PATH]
-    python benchmarks/ngram_replay.py --target DIR --data ../shared/data --write-seed PATH \\
+    python benchmarks/ngram_replay.py --target DIR --answers FILE [FILE ...] [--seed PATH]
+    python benchmarks/ngram_replay.py --target DIR --answers FILE [FILE ...] --write-seed PATH \\
         [--max-bytes 1000000]
 
-No model runs: a round proposes, the policy cuts, and the answer itself says what is accepted. One
-prompt in ten, by hash, is held out; what is reported is measured on those only. `--write-seed`
-learns from the others and writes the seed file that a target's folder may carry. The speed-up is
-tokens per second over plain decoding by a table of pass costs, so it holds as far as the table.
+No model runs: a round proposes, the policy cuts, and the answer itself says what is accepted. What
+is reported is measured on the held-out prompts only (`trainer/data_sets.py`). `--write-seed` learns
+from the others and writes the seed file that a drafter's folder may carry. The speed-up is tokens
+per second over plain decoding by a table of pass costs, so it holds as far as the table.
 
 The last lines are where `runtime/ngram_model.py` starts its counts from (`_PRIOR`).
 """
@@ -15,8 +15,6 @@ The last lines are where `runtime/ngram_model.py` starts its counts from (`_PRIO
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -25,34 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from lookup_prior import prompts
 
 from edgedraft.runtime import Proposer, SuffixLookup, open_target_folder
-from edgedraft.runtime.chat_template import render_chat
 from edgedraft.runtime.composite import CompositeProposer
 from edgedraft.runtime.datatypes import Proposal, RoundTrace, Timings, Verdict
 from edgedraft.runtime.learned_ngrams import LearnedNgrams
 from edgedraft.runtime.ngram_model import _CLASSES, _CONTEXTS, _PRIOR, NgramModel
 from edgedraft.runtime.policy import DraftPolicy, PassCosts
-from edgedraft.runtime.tokenizer_file import ids_fingerprint, load_tokenizer
+from edgedraft.runtime.tokenizer_file import TokenIds, load_tokenizer
+from edgedraft.trainer.answers import Answer, read_answers
+from edgedraft.trainer.target import Target
 
 # Seconds of an int8 pass of SmolLM2 by rows on the development machine (docs/experiments.md).
 _COSTS = PassCosts({2: 6.7e-3, 4: 7.3e-3, 8: 9.9e-3})
 _OVERHEAD_S = 2e-4
 _BUDGET = 8
-_SETS = ("gsm8k_train", "scitldr", "llms_from_scratch", "mbpp", "self_instruct")
-_GROUPS = (*_SETS, "finished", "unfinished", "all")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One prompt and what the target said."""
-
-    name: str  # of the set
-    finished: bool  # false: cut off, mostly in a loop
-    held_out: bool
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
 
 
 class LookupFirst(Proposer):
@@ -89,31 +74,6 @@ class CountingModel(NgramModel):
         self.right[key] += right
 
 
-def load_answers(target: Path, data: Path) -> list[Answer]:
-    """Return the target's answers with their prompts, in the order they were given."""
-    folder = open_target_folder(target)
-    tokenizer = load_tokenizer(folder.tokenizer)
-    asked = prompts(data)
-    answers = []
-    for line in (data / "smollm2_responses.jsonl").read_text(encoding="utf-8").split("\n"):
-        if not line:
-            continue
-        row = json.loads(line)
-        question = [{"role": "user", "content": asked[row["set"]][row["row"]]}]
-        text = render_chat(folder.chat_template or "", question)
-        digest = hashlib.sha256(f"{row['set']}:{row['row']}".encode()).digest()
-        answers.append(
-            Answer(
-                name=row["set"],
-                finished=row["finished"],
-                held_out=int.from_bytes(digest) % 10 == 0,
-                prompt=tuple(tokenizer.encode(text, add_special_tokens=False).ids),
-                tokens=tuple(row["response_ids"]),
-            )
-        )
-    return answers
-
-
 @dataclass(slots=True)
 class Tally:
     """What rounds cost and brought."""
@@ -135,7 +95,7 @@ def replay(
     tallies: dict[str, Tally] = defaultdict(Tally)
     spent, calls = 0.0, 0
     for answer in answers:
-        text, at = [*answer.prompt, *answer.tokens], len(answer.prompt)
+        text, at = [*answer.prompt_ids, *answer.response_ids], len(answer.prompt_ids)
         proposer.propose(text[:at], 0)  # reading the prompt is not a round
         while at < len(text):
             committed = text[:at]
@@ -150,13 +110,18 @@ def replay(
                 accepted += 1
             end = min(at + accepted + 1, len(text))
             policy.observe(_trace(proposal.head(count), accepted))
-            for group in (answer.name, "finished" if answer.finished else "unfinished", "all"):
+            for group in _groups(answer):
                 tally = tallies[group]
                 tally.emitted += end - at
                 tally.passes += 1
                 tally.seconds += _COSTS.seconds(max(2, count + 1)) + _OVERHEAD_S
             at = end
     return tallies, spent / max(calls, 1)
+
+
+def _groups(answer: Answer) -> tuple[str, ...]:
+    # What is unfinished was cut off, mostly in a loop.
+    return answer.data_set, "finished" if answer.finished else "unfinished", "all"
 
 
 def _trace(proposal: Proposal, accepted: int) -> RoundTrace:
@@ -167,32 +132,45 @@ def _trace(proposal: Proposal, accepted: int) -> RoundTrace:
 
 
 def report(
-    name: str, proposer: Proposer, answers: Iterable[Answer], policy: DraftPolicy | None = None
+    name: str, proposer: Proposer, answers: Sequence[Answer], policy: DraftPolicy | None = None
 ) -> None:
     """Replay, and print one line of tokens per pass and speed-ups."""
     policy = policy or DraftPolicy(_COSTS, _OVERHEAD_S)
     tallies, seconds = replay(proposer, answers, policy)
-    shown = [tallies[group] for group in _GROUPS]
+    shown = [tallies[group] for group in group_names(answers)]
     cells = [f"{tally.emitted / tally.passes:.2f} {tally.speedup:.2f}x" for tally in shown]
-    print(f"{name:26}" + "  ".join(cells) + f"  {seconds * 1e6:4.0f} us")
+    print(f"{name:26}" + "  ".join(cells) + f"  {seconds * 1e6:4.0f} us", flush=True)
+
+
+def group_names(answers: Iterable[Answer]) -> list[str]:
+    """Return the groups there are: data sets in their order, how answers ended, all."""
+    names = dict.fromkeys(name for answer in answers for name in _groups(answer))
+    last = [name for name in ("finished", "unfinished", "all") if name in names]
+    return [*(name for name in names if name not in last), *last]
 
 
 def main() -> None:
     """Run the measurement, or write a seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument(
+        "--answers", type=Path, nargs="+", required=True, help="files as trainer/answers.py reads"
+    )
     parser.add_argument("--seed", type=Path, help="measure this seed as well")
     parser.add_argument("--write-seed", type=Path, help="write a seed instead of measuring")
     parser.add_argument("--max-bytes", type=int, default=1_000_000, help="size of the seed")
     args = parser.parse_args()
-    folder = open_target_folder(args.target)
-    vocabulary = ids_fingerprint(load_tokenizer(folder.tokenizer))
-    answers = load_answers(args.target, args.data)
-    training = [answer for answer in answers if not answer.held_out]
-    held_out = [answer for answer in answers if answer.held_out]
+    tokenizer = load_tokenizer(open_target_folder(args.target).tokenizer)
+    vocabulary = TokenIds(tokenizer).fingerprint
+    target = Target(args.target)
+    answers = [answer for file in args.answers for answer in read_answers(file, target)]
+    held_out = [answer for answer in answers if answer.is_held_out]
     trained = CountingModel()
-    replay(trained, training, DraftPolicy(_COSTS, _OVERHEAD_S))
+    replay(
+        trained,
+        (answer for answer in answers if not answer.is_held_out),
+        DraftPolicy(_COSTS, _OVERHEAD_S),
+    )
     if args.write_seed:
         trained.save(args.write_seed, vocabulary, max_bytes=args.max_bytes)
         return
@@ -202,7 +180,7 @@ def main() -> None:
         if args.seed:
             seeds["seed"] = args.seed
         print(f"{len(held_out)} held-out answers; tokens per pass and speed-up; time per proposal")
-        print(" " * 26 + "  ".join(f"{group[:10]:>10}" for group in _GROUPS))
+        print(" " * 26 + "  ".join(f"{group[:10]:>10}" for group in group_names(held_out)))
         report("lookup", SuffixLookup(), held_out)
         for name, seed in seeds.items():
             report(f"n-grams, {name}", LearnedNgrams(vocabulary, seed=seed), held_out)

@@ -60,10 +60,10 @@ def main() -> None:
         proposer = DraftModel(model, pair, translator, policy)
         return Engine(base.target, base.tokenizer, proposer, base.plan, policy)
 
-    ours = engine(LearningTranslator(pair, draft.pieces))
+    ours = engine(LearningTranslator(pair))
     rivals = {
         "table": engine(Translator(pair)),
-        "cold cache": engine(LearningTranslator(pair, draft.pieces, static=False)),
+        "cold cache": engine(LearningTranslator(pair, static=False)),
         "intersection": engine(IntersectionTranslator(pair)),
         "reencode": engine(ReencodeTranslator(pair, draft, target)),
     }

@@ -19,7 +19,7 @@ from .extras import need
 from .folder import open_target_folder
 from .machine import PeakMemory, read_floor_s, weights_bytes
 from .ort_session import SessionConfig, onnxruntime
-from .peers import Peer, peer_model
+from .peers import Peer, peer_drafter, peer_model
 from .plan import measure_plan
 from .prompt_files import BenchPrompt, load_prompts
 from .provenance import describe_run, load_average
@@ -43,6 +43,7 @@ class BenchRequest:
     versus: tuple[tuple[str, ...], ...] = ()  # other drafters to measure beside them
     peers: tuple[str, ...] = ()
     peer_model: str | None = None
+    peer_drafter: str | None = None
     json_path: Path | None = None
     plot_path: Path | None = None
 
@@ -130,7 +131,8 @@ def _run_all(
         runners: dict[str, Runner] = {}
         for name in request.peers:
             model = peer_model(name, engine.target.folder, request.peer_model)
-            peer = stack.enter_context(Peer(name, model, request.session.num_threads))
+            drafter = peer_drafter(request.peer_drafter) if name == "transformers" else None
+            peer = stack.enter_context(Peer(name, model, request.session.num_threads, drafter))
             runners.update(peer.runners())
             outcome.peers.update({kind: peer.facts for kind in peer.runners() if ":" not in kind})
         runs = run_bench(
@@ -165,6 +167,8 @@ def _check(request: BenchRequest) -> None:
     """Fail now rather than after the last run."""
     if request.peers and request.config.sampling.temperature > 0:
         raise EdgeDraftError("peers are compared greedily: leave --temperature or --compare out")
+    if request.peer_drafter and "transformers" not in request.peers:
+        raise EdgeDraftError("--peer-drafter is for transformers: add --compare transformers")
     for path in (request.json_path, request.plot_path):
         if path is None:
             continue
@@ -185,6 +189,7 @@ def _settings(request: BenchRequest) -> Mapping[str, Any]:
         "limit": request.limit,
         "drafters": request.drafters and [Path(name).name for name in request.drafters],
         "versus": [[Path(name).name for name in names] for names in request.versus],
+        "peer_drafter": request.peer_drafter and Path(request.peer_drafter).name,
         "tree": request.tree,
         "max_tokens": config.max_tokens,
         "max_draft_tokens": config.max_draft_tokens,

@@ -71,6 +71,13 @@ def table_lines(document: Mapping[str, Any]) -> Iterator[str]:
             f"{peer['our_plain_over_peer']:.2f}x, speculative "
             f"{peer['our_speculative_over_peer']:.2f}x"
         )
+        if "speedup_over_own_plain" in peer:
+            passes = ", ".join(f"{v['tokens_per_pass']:.2f}" for v in peer["variants"].values())
+            yield (
+                f"{'':{len(name)}}  {peer['speedup_over_own_plain']:.2f}x its own plain loop (ours "
+                f"{peer['our_speedup']:.2f}x), {passes} tokens/pass, its plain answer "
+                f"{peer['same_answers_as_own_plain']}/{peer['prompts']}"
+            )
     if losses := overall["losses"]:
         worst = losses[0]
         yield (

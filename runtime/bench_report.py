@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .bench import ONE_ROW, PLAIN, SPECULATIVE, TWO_ROWS, VERSUS, PromptResult, Skipped
+from .peers import own_plain
 from .stats import RunStats
 
 
@@ -61,8 +62,10 @@ def compare_peers(
     out: dict[str, Any] = {}
     for peer, facts in peers.items():
         kinds = [k for k in results[0].runs if k.split(":")[0] == peer]
+        plain = own_plain(peer)
+        timed_kinds = [*kinds, plain] if plain else kinds
         # An answer of one token comes with the prefill: there is no decoding to compare.
-        timed = [r for r in results if all(run.timed_tokens for k in kinds for run in r.runs[k])]
+        timed = [r for r in results if all(x.timed_tokens for k in timed_kinds for x in r.runs[k])]
         if not timed:
             continue
         peer_s = [min(r.token_s(kind) for kind in kinds) for r in timed]
@@ -73,6 +76,7 @@ def compare_peers(
             "variants": {
                 kind: {
                     "tokens_per_second": _tokens_per_second(timed, [kind]),
+                    "tokens_per_pass": _tokens_per_pass(timed, kind),
                     "our_plain_over_variant": median(
                         r.token_s(kind) / r.plain_token_s for r in timed
                     ),
@@ -89,6 +93,16 @@ def compare_peers(
             # Another engine's kernels may round differently: this many answers were the same.
             "same_answers": sum(r.runs[peer][0].token_ids == r.reference.token_ids for r in timed),
         }
+        if plain:
+            # Within one framework, so that its kernels say nothing about the way to draft; ours
+            # beside it, over our own plain loop and for the same prompts.
+            out[peer] |= {
+                "speedup_over_own_plain": median(
+                    r.token_s(plain) / s for s, r in zip(peer_s, timed, strict=True)
+                ),
+                "our_speedup": median(r.speedup for r in timed),
+                "same_answers_as_own_plain": sum(_same_answer(r, kinds, plain) for r in timed),
+            }
     return out
 
 
@@ -108,7 +122,7 @@ def report(
     return {
         "classes": {name: summarize(group) for name, group in group_by_class(results).items()},
         "overall": overall,
-        "prompts": [_row(r) for r in results],
+        "prompts": [_row(r) | _peer_rows(r, peers) for r in results],
         "skipped": [{"prompt": s.prompt.id, "reason": s.reason} for s in skipped],
     }
 
@@ -159,6 +173,30 @@ def _tokens_per_second(results: Sequence[PromptResult], kinds: Sequence[str]) ->
     ]
     total = sum(tokens * token_s for tokens, token_s in seconds)
     return sum(tokens for tokens, _ in seconds) / total if total else None
+
+
+def _tokens_per_pass(results: Sequence[PromptResult], kind: str) -> float:
+    return sum((r.stats_of(kind) for r in results), RunStats()).tokens_per_pass
+
+
+def _same_answer(result: PromptResult, kinds: Sequence[str], plain: str) -> bool:
+    """Return whether an engine gave the answer of its own plain loop in every trial."""
+    answer = result.runs[plain][0].token_ids
+    return all(run.token_ids == answer for kind in kinds for run in result.runs[kind])
+
+
+def _peer_rows(result: PromptResult, peers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a prompt's figures of every way to decode that speeds up another engine."""
+    rows = {
+        kind: {
+            "speedup_over_own_plain": result.token_s(plain) / result.token_s(kind),
+            "tokens_per_pass": _tokens_per_pass([result], kind),
+            "same_as_own_plain": _same_answer(result, [kind], plain),
+        }
+        for kind in result.runs
+        if kind.split(":")[0] in peers and (plain := own_plain(kind))
+    }
+    return {"peers": rows} if rows else {}
 
 
 def _row(result: PromptResult) -> dict[str, Any]:

@@ -101,6 +101,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--compare", nargs="+", default=[], choices=PEERS, help="other engines")
     bench.add_argument("--peer-model", metavar="DIR", help="Hugging Face folder for transformers")
+    bench.add_argument(
+        "--peer-drafter",
+        metavar="DIR",
+        help="Hugging Face folder of a drafter, for universal assisted generation in transformers",
+    )
     bench.set_defaults(run=_bench)
 
     inspect = commands.add_parser("inspect", help="show the facts of a target folder")
@@ -217,6 +222,7 @@ def _bench(args: argparse.Namespace) -> int:
             versus=tuple(map(tuple, args.versus)),
             peers=tuple(dict.fromkeys(args.compare)),
             peer_model=args.peer_model,
+            peer_drafter=args.peer_drafter,
             json_path=args.json,
             plot_path=args.plot,
         )

@@ -15,15 +15,15 @@ from typing import Any
 from .composite import CompositeProposer
 from .draft_model import DraftModel
 from .errors import DrafterError
-from .folder import SEED_SUFFIX, ModelFolder, open_model_folder
+from .folder import SEED_SUFFIX, ModelFolder, file_sha256, open_model_folder
 from .interfaces import Proposer
 from .learned_ngrams import LearnedNgrams
 from .learning_translator import LearningTranslator
 from .onnx_model import OnnxModel
 from .policy import DraftPolicy
 from .suffix_lookup import SuffixLookup
-from .tokenizer_file import ids_fingerprint, load_tokenizer
-from .vocab_map import VocabMap
+from .tokenizer_file import TokenIds, load_tokenizer
+from .vocab_map import PairKey, VocabMap
 from .vocabulary import Vocabulary
 
 NAMES = ("lookup", "ngram", "none")
@@ -35,7 +35,7 @@ _SEED = "ngram="
 def open_proposer(
     drafters: Sequence[str | Path],
     target: OnnxModel,
-    tokenizer: Any,
+    ids: TokenIds,
     policy: DraftPolicy,
     *,
     tree: bool = False,
@@ -44,7 +44,7 @@ def open_proposer(
 ) -> Proposer:
     """Open every drafter that was named.
 
-    `tokenizer` is the target's. Tables of vocabulary pairs are kept in the folder `pairs`, what is
+    `ids` are the target's. Tables of vocabulary pairs are kept in the folder `pairs`, what is
     learned of this target's texts in the folder `kept`; None keeps nothing. Raises `DrafterError`
     or `FolderError` for what cannot be used.
     """
@@ -64,19 +64,20 @@ def open_proposer(
     if "lookup" in names:
         free.append(SuffixLookup(tree=tree))
     if "ngram" in names or seeds:
-        ids = ids_fingerprint(tokenizer)
         if not seeds and drafter is not None:
-            seeds = [drafter.path / seed_name(ids)]
+            seeds = [drafter.path / seed_name(ids.fingerprint)]
         file = kept / "ngrams.bin" if kept else None
-        free.append(LearnedNgrams(ids, seed=seeds[0] if seeds else None, kept=file))
+        free.append(LearnedNgrams(ids.fingerprint, seed=seeds[0] if seeds else None, kept=file))
     if drafter is None:
         return free[0] if len(free) == 1 else CompositeProposer(free, None, policy)
-    model = _open_model(drafter, target, tokenizer, policy, pairs, kept, tree)
+    model = _open_model(drafter, target, policy, pairs, kept, tree)
     return CompositeProposer(free, model, policy)
 
 
 def pair_roles(drafter: ModelFolder, target: ModelFolder) -> dict[str, Any]:
-    """Return which tokens of a pair stand for what is no text, as `VocabMap.build` takes them."""
+    """Return which tokens of a pair stand for what is no text, as `VocabMap.build` and `PairKey`
+    take them.
+    """
     return {
         "draft_end": next(iter(drafter.eos_token_ids), None),
         "draft_mark": drafter.mark_token_id,
@@ -101,28 +102,32 @@ def _open_folder(path: Path) -> ModelFolder:
 def _open_model(
     folder: ModelFolder,
     target: OnnxModel,
-    tokenizer: Any,
     policy: DraftPolicy,
     pairs: Path | None,
     kept: Path | None,
     trees: bool,
 ) -> DraftModel:
-    vocabulary = Vocabulary(load_tokenizer(folder.tokenizer))
-    model = OnnxModel(folder, target.config, tokenizer_size=len(vocabulary))
+    vocab_map = _open_pair(folder, target.folder, pairs)
+    model = OnnxModel(folder, target.config, tokenizer_size=vocab_map.direct_token.size)
     model.single_rows = True  # its bits decide nothing
-    vocabularies = vocabulary, Vocabulary(tokenizer)
-    roles = pair_roles(folder, target.folder)
-    vocab_map = (
-        VocabMap.load_or_build(*vocabularies, pairs, **roles)
-        if pairs
-        else VocabMap.build(*vocabularies, **roles)
-    )
     cache = kept / f"spellings-{folder.fingerprint[:16]}.bin" if kept else None
     return DraftModel(
         model,
         vocab_map,
-        LearningTranslator(vocab_map, vocabulary.pieces, kept=cache),
+        LearningTranslator(vocab_map, kept=cache),
         policy,
         target_vocab_size=target.vocab_size,
         trees=trees and target.supports_trees,
     )
+
+
+def _open_pair(drafter: ModelFolder, target: ModelFolder, pairs: Path | None) -> VocabMap:
+    def vocabularies() -> tuple[Vocabulary, Vocabulary]:
+        draft, own = (Vocabulary(load_tokenizer(f.tokenizer)) for f in (drafter, target))
+        return draft, own
+
+    roles = pair_roles(drafter, target)
+    if pairs is None:
+        return VocabMap.build(*vocabularies(), **roles)
+    key = PairKey(file_sha256(drafter.tokenizer), file_sha256(target.tokenizer), **roles)
+    return VocabMap.load_or_build(key, vocabularies, pairs)

@@ -34,7 +34,7 @@ from .policy import DraftPolicy
 from .prompt_encoding import encode_prompt
 from .state import DeviceState, default_state_dir
 from .stats import RunStats
-from .tokenizer_file import load_tokenizer
+from .tokenizer_file import TokenIds, load_tokenizer
 
 _log = logging.getLogger(__name__)
 _SAVE_INTERVAL_S = 60.0
@@ -113,9 +113,8 @@ class Engine:
         """
         target_folder = folder if isinstance(folder, ModelFolder) else open_target_folder(folder)
         tokenizer = load_tokenizer(target_folder.tokenizer)
-        # Not the number of tokens: some tokenizers leave ids out.
-        ids = tokenizer.get_vocab(with_added_tokens=True).values()
-        target = OnnxModel(target_folder, session, tokenizer_size=max(ids, default=-1) + 1)
+        ids = TokenIds(tokenizer)
+        target = OnnxModel(target_folder, session, tokenizer_size=ids.size)
         if tree and not (target.supports_trees and target_folder.precision == "fp32"):
             raise FolderError(
                 f"{target_folder.graph}: trees need an fp32 graph with an attention bias, this one "
@@ -145,7 +144,7 @@ class Engine:
         proposer = open_proposer(
             drafters,
             target,
-            tokenizer,
+            ids,
             policy,
             tree=tree,
             pairs=state.shared / "pairs" if state else None,
@@ -159,7 +158,7 @@ class Engine:
         Both use one cache: whoever turns from one to the other calls `forget` first.
         """
         policy = DraftPolicy(self.plan.costs if self.plan else None)
-        proposer = open_proposer(drafters, self.target, self.tokenizer, policy)
+        proposer = open_proposer(drafters, self.target, TokenIds(self.tokenizer), policy)
         return Engine(self.target, self.tokenizer, proposer, self.plan, policy)
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:

@@ -27,17 +27,14 @@ class LearningTranslator(Translator):
     def __init__(
         self,
         vocab_map: VocabMap,
-        draft_texts: Sequence[bytes],
         *,
         static: bool = True,
         kept: Path | None = None,
     ) -> None:
-        """`draft_texts` are the bytes of every draft token. Without `static`, only direct tokens
-        and learned n-grams are known: the paper's cache, which begins empty. What is learned is
-        read from and saved to the file `kept`.
+        """Without `static`, only direct tokens and learned n-grams are known: the paper's cache,
+        which begins empty. What is learned is read from and saved to the file `kept`.
         """
         super().__init__(vocab_map)
-        self._texts = draft_texts
         self._static = static
         self._kept = kept
         self.cache = NgramCache()
@@ -63,10 +60,10 @@ class LearningTranslator(Translator):
         if wrong is None or proposal.draft is None:
             return
         pieces = proposal.draft.tokens[proposal.spans[wrong].start :]
-        text = b"".join(self._texts[piece] for piece in self._map.spelling(committed[wrong]))
+        text = b"".join(map(self._map.text, self._map.spelling(committed[wrong])))
         drafted = b""
         for count, piece in enumerate(pieces, 1):
-            drafted += self._texts[piece]
+            drafted += self._map.text(piece)
             if drafted == text:
                 self.cache.learn(pieces[:count], committed[wrong])
             if len(drafted) >= len(text):

@@ -23,13 +23,21 @@ from .bench import Run, Runner
 from .config import DecodeConfig
 from .errors import EdgeDraftError
 from .folder import ModelFolder
+from .stats import RunStats
 
 PEERS = ("genai", "transformers")
 # Ways to decode, by the name they have in the result. What stands behind a colon is a variant: the
-# peer is judged by the faster of its variants, prompt by prompt.
+# peer is judged by the faster of its variants, prompt by prompt. What stands behind a hyphen speeds
+# up the peer's own plain loop, whose name stands before it (`own_plain`).
 _MODES = {
     "genai": {"genai": "greedy", "genai:resting": "resting"},
-    "transformers": {"transformers": "greedy", "transformers_lookup": "lookup"},
+    "transformers": {"transformers": "greedy", "transformers-lookup": "lookup"},
+}
+# Universal assisted generation: a drafter with another tokenizer.
+_UAG_MODES = {
+    "transformers-uag-reencode": "reencode",
+    "transformers-uag-intersection": "intersection",
+    "transformers-uag-intersection:adaptive": "intersection, adaptive",
 }
 _SETTLE_S = 0.1
 
@@ -41,12 +49,14 @@ class PeerError(EdgeDraftError):
 class Peer:
     """Another engine in its own process."""
 
-    def __init__(self, name: str, model: str, threads: int) -> None:
-        """Start the engine and load the model; raise `PeerError` when either fails."""
+    def __init__(self, name: str, model: str, threads: int, drafter: str | None = None) -> None:
+        """Start the engine and load the models; raise `PeerError` when either fails."""
         self.name = name
+        self._modes = _MODES[name] | (_UAG_MODES if drafter else {})
         self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "edgedraft.runtime.peer_worker", name, model, str(threads)],
+            [sys.executable, "-m", "edgedraft.runtime.peer_worker", name, model, str(threads)]
+            + ([drafter] if drafter else []),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -71,7 +81,7 @@ class Peer:
 
     def runners(self) -> dict[str, Runner]:
         """Return the engine's ways to decode, by the name they have in the result."""
-        return {kind: partial(self.run, mode) for kind, mode in _MODES[self.name].items()}
+        return {kind: partial(self.run, mode) for kind, mode in self._modes.items()}
 
     def run(self, mode: str, ids: Sequence[int], config: DecodeConfig) -> Run:
         """Answer one prompt greedily."""
@@ -95,6 +105,8 @@ class Peer:
             answer["prefill_s"],
             answer["decode_s"],
             answer["timed_tokens"],
+            # The pass over the prompt gives tokens, too: every pass is a round.
+            stats=RunStats(rounds=answer["passes"], emitted=len(answer["token_ids"])),
         )
 
     def close(self) -> None:
@@ -133,3 +145,22 @@ def peer_model(name: str, folder: ModelFolder, given: str | None) -> str:
     if not isinstance(source, str) or not Path(source).is_dir():
         raise PeerError("transformers needs the model's Hugging Face folder: give --peer-model DIR")
     return source
+
+
+def peer_drafter(given: str | None) -> str | None:
+    """Return the drafter transformers is to use, if any; raise `PeerError` when it cannot."""
+    if given is None:
+        return None
+    missing = [x for x in ("config.json", "tokenizer.json") if not (Path(given) / x).is_file()]
+    if missing:
+        raise PeerError(
+            f"{given}: no {' and no '.join(missing)}; --peer-drafter takes the Hugging Face folder "
+            "that the drafter was exported from"
+        )
+    return given
+
+
+def own_plain(kind: str) -> str | None:
+    """Return the plain loop that a way to decode speeds up; None for a plain loop."""
+    plain, hyphen, _ = kind.partition("-")
+    return plain if hyphen else None

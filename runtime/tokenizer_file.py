@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,23 @@ def load_tokenizer(path: Path) -> Any:
     return tokenizer
 
 
-def ids_fingerprint(tokenizer: Any) -> str:
-    """Return a checksum of which id has which name: equal where ids mean the same tokens."""
-    ids = tokenizer.get_vocab(with_added_tokens=True)
-    return hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()
+class TokenIds:
+    """Which id has which name, copied out of a tokenizer once: that alone takes time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+
+    @property
+    def size(self) -> int:
+        """One more than the highest id, which is not the number of tokens: some tokenizers leave
+        ids out.
+        """
+        return max(self._ids.values(), default=-1) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum: equal where ids mean the same tokens."""
+        names = [""] * self.size
+        for name, token in self._ids.items():
+            names[token] = name
+        return hashlib.sha256("\0".join(names).encode()).hexdigest()

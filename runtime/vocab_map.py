@@ -5,6 +5,9 @@ spellings of a text's tokens put together give the text byte for byte. So the dr
 pure function of the committed target tokens, and reading a draft back is a walk through a trie of
 spellings (beyond OmniDraft, arXiv 2507.02659, section 3.1, which maps strings and learns the rest).
 
+The tables of a pair follow from both tokenizer files, so whoever kept them needs neither vocabulary
+to find and trust them again.
+
 All tables are flat arrays, read where they lie in the file. Node n > 0 of the trie is reached by
 the piece `node_piece[n]`. Nodes are numbered level by level, so that the children of n lie beside
 each other, by ascending piece, from `first_child[n]` up to `first_child[n + 1]`.
@@ -16,7 +19,7 @@ import hashlib
 import json
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -30,7 +33,8 @@ from .table_file import read_tables, write_tables
 from .vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
-_FORMAT = {"format": "edgedraft-pair", "format_version": 1}
+# A new version, too, for every change of what `vocabulary.py` makes of a tokenizer.
+_FORMAT = {"format": "edgedraft-pair", "format_version": 2}
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 Spelling: TypeAlias = tuple[int, ...]
@@ -40,37 +44,23 @@ Spelling: TypeAlias = tuple[int, ...]
 class PairKey:
     """What the tables of a pair depend on."""
 
-    draft: str  # fingerprints
+    draft: str  # checksum of the tokenizer file, or the fingerprint of a vocabulary without one
     target: str
     draft_end: int | None  # ends an answer
     draft_mark: int | None  # stands for every target token that is no text
     target_stop_ids: tuple[int, ...]  # a drafted end proposes the first
 
-    @classmethod
-    def of(
-        cls,
-        draft: Vocabulary,
-        target: Vocabulary,
-        draft_end: int | None,
-        draft_mark: int | None,
-        target_stop_ids: Iterable[int],
-    ) -> PairKey:
-        """Describe a pair; raise `ValueError` for ids that cannot play their part."""
-        stops = tuple(target_stop_ids)
-        for name, token in (("draft_end", draft_end), ("draft_mark", draft_mark)):
-            if token is not None and not (0 <= token < len(draft) and not draft.pieces[token]):
-                raise ValueError(f"{name} must be a draft token without text, got {token}")
-        if not all(0 <= token < len(target) for token in stops):
-            raise ValueError(f"target_stop_ids must be in [0, {len(target)}), got {list(stops)}")
-        return cls(draft.fingerprint, target.fingerprint, draft_end, draft_mark, stops)
-
     def facts(self) -> dict[str, Any]:
-        """Return what a file of this pair says about itself."""
-        return _FORMAT | asdict(self)
+        """Return what a file of this pair says about itself. Another release of tokenizers may cut
+        texts another way.
+        """
+        import tokenizers
+
+        return _FORMAT | {"tokenizers": tokenizers.__version__} | asdict(self)
 
     def file_name(self) -> str:
-        """Return a name that no other pair has."""
-        digest = hashlib.sha256(json.dumps(self.facts()).encode()).hexdigest()
+        """Return a name that no other pair has, the same for every version."""
+        digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
         return f"pair-{digest[:32]}.bin"
 
 
@@ -90,6 +80,8 @@ class VocabMap:
     first_child: IntArray  # (nodes + 1,)
     node_piece: IntArray  # (nodes,) 0 for the root
     node_token: IntArray  # (nodes,) the target token that is complete here, or -1
+    text_start: IntArray  # (draft + 1,)
+    text_byte: npt.NDArray[np.uint8]
 
     def __post_init__(self) -> None:
         # Single elements come out of a memoryview as plain integers, and faster.
@@ -101,6 +93,8 @@ class VocabMap:
         self._first_child = self.first_child.data
         self._node_piece = self.node_piece.data
         self._node_token = self.node_token.data
+        self._text_start = self.text_start.data
+        self._text_byte = self.text_byte.data
 
     @classmethod
     def build(
@@ -112,30 +106,27 @@ class VocabMap:
         draft_mark: int | None = None,
         target_stop_ids: Iterable[int] = (),
     ) -> VocabMap:
-        """Work the tables out, which takes seconds."""
-        key = PairKey.of(draft, target, draft_end, draft_mark, target_stop_ids)
+        """Work the tables out, which takes seconds; raise `ValueError` for ids that cannot play
+        their part.
+        """
+        stops = tuple(target_stop_ids)
+        key = PairKey(draft.fingerprint, target.fingerprint, draft_end, draft_mark, stops)
         return _build(key, draft, target)
 
     @classmethod
     def load_or_build(
-        cls,
-        draft: Vocabulary,
-        target: Vocabulary,
-        folder: Path,
-        *,
-        draft_end: int | None = None,
-        draft_mark: int | None = None,
-        target_stop_ids: Iterable[int] = (),
+        cls, key: PairKey, vocabularies: Callable[[], tuple[Vocabulary, Vocabulary]], folder: Path
     ) -> VocabMap:
-        """Map the pair's file in `folder`; make it where there is none that can be used."""
-        key = PairKey.of(draft, target, draft_end, draft_mark, target_stop_ids)
+        """Map the pair's file in `folder`. Where there is none that can be used, make it: only then
+        `vocabularies` is asked for the drafter's and the target's.
+        """
         path = folder / key.file_name()
         try:
             if path.exists():
                 return cls.load(path, key)
         except StateError as error:
             _log.warning("%s", error)
-        pair = _build(key, draft, target)
+        pair = _build(key, *vocabularies())
         try:
             pair.save(path)
         except StateError as error:
@@ -174,6 +165,11 @@ class VocabMap:
         start = self._cover_start
         return self._cover_token[start[piece] : start[piece + 1]].tolist()
 
+    def text(self, piece: int) -> bytes:
+        """Return the bytes of a draft token."""
+        start = self._text_start
+        return bytes(self._text_byte[start[piece] : start[piece + 1]])
+
     def save(self, path: Path) -> None:
         """Write everything into one file; raise `StateError` when that fails."""
         tables = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
@@ -186,6 +182,7 @@ class VocabMap:
 
 
 def _build(key: PairKey, draft: Vocabulary, target: Vocabulary) -> VocabMap:
+    _check(key, draft, target)
     spellings = _spell(key, draft, target)
     stops = set(key.target_stop_ids)
     ordinary = {
@@ -222,7 +219,18 @@ def _build(key: PairKey, draft: Vocabulary, target: Vocabulary) -> VocabMap:
         first_child,
         node_piece,
         node_token,
+        np.cumsum([0, *map(len, draft.pieces)], dtype=np.uint32),
+        np.frombuffer(b"".join(draft.pieces), np.uint8),
     )
+
+
+def _check(key: PairKey, draft: Vocabulary, target: Vocabulary) -> None:
+    for name, token in (("draft_end", key.draft_end), ("draft_mark", key.draft_mark)):
+        if token is not None and not (0 <= token < len(draft) and not draft.pieces[token]):
+            raise ValueError(f"{name} must be a draft token without text, got {token}")
+    stops = key.target_stop_ids
+    if not all(0 <= token < len(target) for token in stops):
+        raise ValueError(f"target_stop_ids must be in [0, {len(target)}), got {list(stops)}")
 
 
 def _spell(key: PairKey, draft: Vocabulary, target: Vocabulary) -> list[Spelling]:

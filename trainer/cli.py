@@ -1,10 +1,11 @@
-"""The command line `edgedraft-train`: tokenizer, corpus, drafter, evaluate."""
+"""The command line `edgedraft-train`: tokenizer, prompts, corpus, drafter, evaluate."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from edgedraft.runtime.errors import EdgeDraftError
@@ -28,6 +29,21 @@ def build_parser() -> argparse.ArgumentParser:
     tokenizer.add_argument("--vocab-size", type=int, default=16_384, metavar="N")
     tokenizer.add_argument("--out", type=Path, required=True, metavar="DIR")
     tokenizer.set_defaults(run=_tokenizer)
+
+    prompts = commands.add_parser("prompts", help="let a target write what it expects to be asked")
+    prompts.add_argument("--target", type=Path, required=True, metavar="DIR")
+    prompts.add_argument(
+        "--out", type=Path, required=True, metavar="FILE",
+        help="prompts; where there are some already, the run goes on",
+    )  # fmt: skip
+    prompts.add_argument("--count", type=int, default=1000, metavar="N")
+    prompts.add_argument("--max-tokens", type=int, default=160, metavar="N")
+    prompts.add_argument("--temperature", type=float, default=1.0)
+    prompts.add_argument("--top-p", type=float, default=0.98)
+    prompts.add_argument("--seed", type=int, default=0, metavar="N")
+    prompts.add_argument("--batch", type=int, default=32, metavar="N", help="prompts at once")
+    prompts.add_argument("--max-minutes", type=float, metavar="M", help="stop after this time")
+    prompts.set_defaults(run=_prompts)
 
     corpus = commands.add_parser("corpus", help="let a target answer prompts, to learn from")
     corpus.add_argument("--target", type=Path, required=True, metavar="DIR")
@@ -105,26 +121,21 @@ def _tokenizer(options: argparse.Namespace) -> None:
     print(f"{options.out}: {tokenizer.get_vocab_size()} tokens")
 
 
+def _prompts(options: argparse.Namespace) -> None:
+    need("onnx", "edgedraft-train", _EXTRA)
+    from .imagined_prompts import PromptOptions, imagine_prompts
+
+    names = (field.name for field in fields(PromptOptions))
+    imagine_prompts(PromptOptions(**{name: getattr(options, name) for name in names}))
+
+
 def _corpus(options: argparse.Namespace) -> None:
     need("onnx", "edgedraft-train", _EXTRA)
     from .corpus import CorpusOptions, make_corpus
 
-    make_corpus(
-        CorpusOptions(
-            target=options.target,
-            prompts=tuple(options.prompts),
-            out=options.out,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            seed=options.seed,
-            samples=options.samples,
-            top_k_logits=options.top_k_logits,
-            batch=options.batch,
-            limit=options.limit,
-            max_minutes=options.max_minutes,
-        )
-    )
+    names = (field.name for field in fields(CorpusOptions))
+    chosen = {name: getattr(options, name) for name in names}
+    make_corpus(CorpusOptions(**chosen | {"prompts": tuple(options.prompts)}))
 
 
 def _drafter(options: argparse.Namespace) -> None:

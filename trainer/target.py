@@ -8,11 +8,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgedraft.runtime.folder import open_target_folder
+from edgedraft.runtime.prefix import common_prefix
 from edgedraft.runtime.prompt_encoding import encode_prompt
 from edgedraft.runtime.tokenizer_file import load_tokenizer
 from edgedraft.runtime.vocab_map import VocabMap
 from edgedraft.runtime.vocabulary import Vocabulary
 
+from .errors import TrainError
 from .tokenizer import END_ID, MARK_ID
 
 
@@ -26,6 +28,19 @@ class Target:
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Return the token ids of one user message, exactly as the runtime's engine does."""
         return tuple(encode_prompt(self._folder, self._tokenizer, prompt))
+
+    def user_opening(self) -> tuple[int, ...]:
+        """Return the token ids of a chat up to where the user's message begins.
+
+        Raises `TrainError` for a target that is not asked in a chat template.
+        """
+        ids = self.encode("Yes")
+        opening = ids[: common_prefix(ids, self.encode("No"))]
+        if self._folder.chat_template is None or not opening:
+            raise TrainError(
+                f"{self._folder.path}: has no chat template, so nobody asks it anything"
+            )
+        return opening
 
     def vocab_map(self, drafter: Tokenizer) -> VocabMap:
         """Return the map between the drafter's tokens and the target's."""

@@ -114,10 +114,11 @@ def hand_made(
     stats = RunStats(
         rounds=rounds, proposed=8, accepted=4, emitted=10, draft_s=0.5, forward_s=0.25 * rounds
     )
+    one_by_one = RunStats(rounds=10, emitted=10)
     seconds = {TWO_ROWS: two_rows_s, ONE_ROW: one_row_s, SPECULATIVE: speculative_s}
     seconds |= peers or {}
     runs = {
-        kind: [Run(tokens, prefill_s, s, 10, finish, stats if kind == SPECULATIVE else RunStats())]
+        kind: [Run(tokens, prefill_s, s, 10, finish, stats if kind == SPECULATIVE else one_by_one)]
         for kind, s in seconds.items()
     }
     return PromptResult(BenchPrompt(name, class_name, "x"), 3, runs)
@@ -257,6 +258,7 @@ def test_a_peers_faster_variant_is_compared_prompt_by_prompt_with_our_faster_pla
     assert peer["our_speculative_over_peer"] == pytest.approx(2)
     assert peer["variants"]["genai"] == {
         "tokens_per_second": pytest.approx(30 / 14),
+        "tokens_per_pass": pytest.approx(1),
         "our_plain_over_variant": pytest.approx(2),
     }
     assert peer["engine"] == "genai 1" and peer["same_answers"] == 3
@@ -366,6 +368,7 @@ def test_genai_runs_in_its_own_process_and_is_compared(
     assert overall["plain_vs_genai"] > 0
     assert overall["peers"]["genai"]["engine"] == "onnxruntime-genai 0"
     assert overall["peers"]["genai"]["prompts"] == 2
+    assert overall["peers"]["genai"]["variants"]["genai"]["tokens_per_pass"] == 1
 
 
 def test_a_peer_that_dies_is_one_line(

@@ -224,18 +224,50 @@ def test_past_the_drafters_context_the_answer_goes_on(
     assert answer.stats.proposed > 100
 
 
-def test_a_pair_is_worked_out_once(
+def test_a_pair_is_worked_out_once_and_then_needs_no_vocabulary(
     folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, target = folder("own", drafter=True), folder("byte-level")
     open_engine(target, [small], tmp_path)
     (table,) = (tmp_path / "pairs").iterdir()
-    monkeypatch.setattr("edgedraft.runtime.vocab_map._build", lambda *args: pytest.fail("again"))
-    engine = open_engine(target, [small], tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("edgedraft.runtime.drafting.Vocabulary", lambda *_: pytest.fail("again"))
+        engine = open_engine(target, [small], tmp_path)
     assert np.count_nonzero(draft_model(engine)._map.usable) > 200
-    monkeypatch.undo()
     table.write_bytes(table.read_bytes()[:-40])
     open_engine(target, [small], tmp_path)
+
+
+@pytest.mark.parametrize("side", ["drafter", "target"])
+def test_a_folder_with_another_tokenizer_gets_tables_of_its_own(
+    folder: Callable[..., Path], side: str, tmp_path: Path
+) -> None:
+    """Names of the same number, each of them somewhere else."""
+    rules = json.loads(byte_level(290).to_str())
+    vocab, first = rules["model"]["vocab"], 2 + 256  # behind the special tokens and the bytes
+    kept = {name: token for name, token in vocab.items() if token < first}
+    moved = {name: first + 289 - token for name, token in vocab.items() if token >= first}
+    rules["model"]["vocab"] = kept | moved
+    other = Tokenizer.from_str(json.dumps(rules))
+    role = {"format": "edgedraft-drafter"} if side == "drafter" else {}
+    changed = write_target_folder(
+        tmp_path / "changed",
+        tokenizer=other,
+        chat_template=None,
+        graph=decoder_graph(vocab_size=other.get_vocab_size()),
+        eos_token_ids=[0],
+        mark_token_id=1,
+        **role,
+    )
+    before = {"drafter": folder("own", drafter=True), "target": folder("own")}
+    for folders in (before, before | {side: changed}):
+        engine = open_engine(folders["target"], [folders["drafter"]], tmp_path / "state")
+    fresh = open_engine(folders["target"], [folders["drafter"]], tmp_path / "new")
+    ours, theirs = draft_model(engine)._map, draft_model(fresh)._map
+    assert len(list((tmp_path / "state" / "pairs").iterdir())) == 2
+    assert ours.key == theirs.key
+    assert np.array_equal(ours.spelling_piece, theirs.spelling_piece)
+    assert ours.direct(289) == first if side == "drafter" else ours.direct(first) == 289
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from edgedraft.runtime import DecodeConfig, Engine, OnnxModel, SessionConfig, op
 from edgedraft.runtime.drafting import open_proposer, seed_name
 from edgedraft.runtime.learned_ngrams import LearnedNgrams
 from edgedraft.runtime.policy import DraftPolicy
-from edgedraft.runtime.tokenizer_file import ids_fingerprint
+from edgedraft.runtime.tokenizer_file import TokenIds
 from graphs import byte_level_tokenizer
 from toy_vocabularies import byte_level
 
@@ -74,8 +74,8 @@ def test_forgetting_leads_back_to_the_seed(tmp_path: Path) -> None:
 
 
 def test_names_of_ids_make_the_fingerprint() -> None:
-    assert ids_fingerprint(byte_level(300)) == ids_fingerprint(byte_level(300))
-    assert ids_fingerprint(byte_level(300)) != ids_fingerprint(byte_level(280))
+    assert TokenIds(byte_level(300)).fingerprint == TokenIds(byte_level(300)).fingerprint
+    assert TokenIds(byte_level(300)).fingerprint != TokenIds(byte_level(280)).fingerprint
 
 
 def test_an_engine_keeps_what_it_learned_only_where_it_may(
@@ -112,15 +112,15 @@ def test_a_drafters_folder_brings_the_seed_of_its_targets(
     tiny_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     target = OnnxModel(open_target_folder(tiny_folder()), ONE_THREAD)
-    tokenizer = byte_level_tokenizer()
-    ids = ids_fingerprint(tokenizer)
+    ids = TokenIds(byte_level_tokenizer())
+    name = seed_name(ids.fingerprint)
     folder = tmp_path / "drafter"
     folder.mkdir()
     for path in tiny_folder().iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    read(LearnedNgrams(ids, kept=folder / seed_name(ids))).save()
-    proposer = open_proposer(["ngram", folder], target, tokenizer, DraftPolicy())
+    read(LearnedNgrams(ids.fingerprint, kept=folder / name)).save()
+    proposer = open_proposer(["ngram", folder], target, ids, DraftPolicy())
     (ngrams,) = proposer._free  # type: ignore[attr-defined]
     assert knows(ngrams)
-    named = open_proposer([f"ngram={folder / seed_name(ids)}"], target, tokenizer, DraftPolicy())
+    named = open_proposer([f"ngram={folder / name}"], target, ids, DraftPolicy())
     assert isinstance(named, LearnedNgrams) and knows(named)

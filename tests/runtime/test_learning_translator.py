@@ -24,7 +24,7 @@ SHELLS = next(
 
 
 def translator(static: bool = False, kept: Path | None = None) -> LearningTranslator:
-    return LearningTranslator(pair(), TEXTS, static=static, kept=kept)
+    return LearningTranslator(pair(), static=static, kept=kept)
 
 
 def draft(pieces: list[int]) -> Draft:

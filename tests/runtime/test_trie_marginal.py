@@ -32,6 +32,8 @@ def table_of(spellings: Mapping[int, Spelling], num_tokens: int) -> VocabMap:
         spelling_piece=unused,
         cover_start=unused,
         cover_token=unused,
+        text_start=unused,
+        text_byte=np.zeros(0, np.uint8),
         **dict(
             zip(
                 ("first_child", "node_piece", "node_token"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from edgedraft.runtime import vocab_map
 from edgedraft.runtime.errors import StateError
 from edgedraft.runtime.vocab_map import PairKey, VocabMap, _trie
 from edgedraft.runtime.vocabulary import Vocabulary
@@ -143,7 +145,8 @@ def test_the_trie_equals_a_dictionary_of_spellings(
     first_child, node_piece, node_token = _trie({t: s for s, t in tokens.items()}, 6)
     unused = [np.zeros(1, np.int32)] * 6
     key = PairKey("", "", None, None, ())
-    table = VocabMap(key, *unused, first_child, node_piece, node_token)
+    texts = np.zeros(1, np.uint32), np.zeros(0, np.uint8)
+    table = VocabMap(key, *unused, first_child, node_piece, node_token, *texts)
     for pieces in [path, *map(list, tokens)]:
         node = 0
         for depth, piece in enumerate(pieces, 1):
@@ -153,6 +156,12 @@ def test_the_trie_equals_a_dictionary_of_spellings(
                 assert node == -1
                 break
             assert table.finished(node) == tokens.get(prefix, -1)
+
+
+@pytest.mark.parametrize("draft", MAKERS)
+def test_the_bytes_of_every_draft_token_are_in_the_table(draft: str) -> None:
+    ours, table = vocabulary(draft), pair(draft, "byte-level")
+    assert [table.text(piece) for piece in range(len(ours))] == ours.pieces
 
 
 def test_permuted_ids_are_translated_not_trusted() -> None:
@@ -301,35 +310,63 @@ def test_a_foreign_or_missing_file_is_refused(saved: tuple[Path, PairKey], tmp_p
 def test_a_file_of_another_pair_or_for_other_special_tokens_is_refused(
     saved: tuple[Path, PairKey],
 ) -> None:
-    draft, target = vocabulary("lacking bytes"), vocabulary("digits")
-    for key in (
-        PairKey.of(target, draft, None, None, ()),
-        PairKey.of(draft, target, 0, None, ()),
-        PairKey.of(draft, target, None, 1, ()),
-        PairKey.of(draft, target, None, None, (1,)),
-    ):
+    path, key = saved
+    others = (
+        replace(key, draft=key.target, target=key.draft),
+        replace(key, draft="another"),
+        replace(key, target="another"),
+        replace(key, draft_end=0),
+        replace(key, draft_mark=1),
+        replace(key, target_stop_ids=(1,)),
+    )
+    assert len({key.file_name(), *(other.file_name() for other in others)}) == 7
+    for other in others:
         with pytest.raises(StateError, match="for something else"):
-            VocabMap.load(saved[0], key)
+            VocabMap.load(path, other)
 
 
-def test_tables_are_made_once_and_made_again_when_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+KEY = PairKey("draft file", "target file", None, None, ())
+
+
+def test_kept_tables_need_no_vocabulary(tmp_path: Path) -> None:
     draft, target = vocabulary("sentencepiece"), vocabulary("digits")
-    made = VocabMap.load_or_build(draft, target, tmp_path)
-    (path,) = tmp_path.iterdir()
-    content = path.read_bytes()
-    path.write_bytes(content[:-1])
-    with caplog.at_level(logging.WARNING):
-        VocabMap.load_or_build(draft, target, tmp_path)
-    assert "damaged" in caplog.text
-    assert path.read_bytes() == content
-    monkeypatch.setattr(Vocabulary, "segment", None)  # building would need it
-    again = VocabMap.load_or_build(draft, target, tmp_path)
-    assert again.key == made.key
+    made = VocabMap.load_or_build(KEY, lambda: (draft, target), tmp_path)
+    again = VocabMap.load_or_build(KEY, lambda: pytest.fail("asked for them"), tmp_path)
+    assert again.key == made.key == KEY
     assert np.array_equal(again.spelling_piece, made.spelling_piece)
-    with pytest.raises(TypeError):
-        VocabMap.load_or_build(target, draft, tmp_path)
+    with pytest.raises(pytest.fail.Exception):
+        other = replace(KEY, target="another file")
+        VocabMap.load_or_build(other, lambda: pytest.fail("asked for them"), tmp_path)
+
+
+@pytest.mark.parametrize("change", ["damage", "format", "tokenizers"])
+def test_tables_that_cannot_be_trusted_any_more_are_replaced(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def vocabularies() -> tuple[Vocabulary, Vocabulary]:
+        return vocabulary("sentencepiece"), vocabulary("digits")
+
+    with monkeypatch.context() as before:
+        if change == "format":
+            before.setitem(vocab_map._FORMAT, "format_version", 1)
+        elif change == "tokenizers":
+            before.setattr("tokenizers.__version__", "0.0.0")
+        VocabMap.load_or_build(KEY, vocabularies, tmp_path)
+    (path,) = tmp_path.iterdir()
+    if change == "damage":
+        path.write_bytes(path.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        VocabMap.load_or_build(KEY, vocabularies, tmp_path)
+    assert "damaged" in caplog.text or "another version" in caplog.text
+    assert list(tmp_path.iterdir()) == [path]
+    VocabMap.load(path, KEY)
+
+
+def test_roles_that_tokens_cannot_play_leave_no_file(tmp_path: Path) -> None:
+    names = vocabulary("byte-level")
+    with pytest.raises(ValueError, match="draft_end must be"):
+        VocabMap.load_or_build(replace(KEY, draft_end=-1), lambda: (names, names), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(
@@ -339,6 +376,6 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_only(
     blocked.write_text("in the way")
     names = vocabulary("byte-level")
     with caplog.at_level(logging.WARNING):
-        table = VocabMap.load_or_build(names, names, blocked / "folder")
+        table = VocabMap.load_or_build(KEY, lambda: (names, names), blocked / "folder")
     assert "cannot be written" in caplog.text
     assert table.spelling(300) == [300]
