@@ -13,6 +13,8 @@ from edgedraft.runtime.errors import EdgeDraftError
 from edgedraft.runtime.extras import need
 from edgedraft.runtime.progress_log import progress_on_stderr
 
+from .packaged_models import PACKAGED_MODELS
+
 if TYPE_CHECKING:
     from .model import ExportOptions
 
@@ -28,7 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     target = commands.add_parser("target", help="export a target model")
     target.add_argument(
-        "source", help="smollm2, a GGUF file, a Hugging Face folder or a hub id (owner/name)"
+        "source",
+        help=f"{', '.join(PACKAGED_MODELS)}, a GGUF file, a Hugging Face folder or a hub id "
+        "(owner/name)",
     )
     _add_export_options(target)
     target.add_argument("--via", choices=("direct", "optimum"), default="direct")

@@ -1,4 +1,4 @@
-"""Where a model comes from: a hub id, a Hugging Face folder, a GGUF file, or `smollm2`.
+"""Where a model comes from: a hub id, a Hugging Face folder, a GGUF file, or a packaged model.
 
 Whatever the source, the result is one `Source`: the fp32 model and the facts a target folder
 records about it. The tokenizer is kept as the `tokenizers` library serialises it, which is all the
@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import mmap
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,14 +20,16 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgedraft.runtime.folder import SEED_SUFFIX, file_sha256
 
-from . import default_model
 from .errors import ExportError
+from .packaged_models import PACKAGED_MODELS, PackagedModel, fetch
 
+# How the names of GGUF files end: .Q4_1, -q4_k_m, -IQ2_XS, .F16
+_QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$", re.IGNORECASE)
 _MODEL_OPTIONS = {"dtype": torch.float32, "attn_implementation": "eager"}
 
 _log = logging.getLogger(__name__)
@@ -44,15 +47,15 @@ class Source:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     context_length: int
-    provenance: dict[str, str]  # source, sha256 of the weights
+    provenance: dict[str, str]  # source, sha256 of the weights; licence, where we know it
     seeds: tuple[Path, ...] = ()  # n-gram tables that a drafter's folder brings for its targets
 
 
 def load_source(source: str) -> Source:
     """Load a model in fp32; raise ExportError in one line where that is not possible."""
     path = Path(source)
-    if source == default_model.NAME:
-        return _load_gguf(default_model.fetch_default_model(), source)
+    if source in PACKAGED_MODELS:
+        return _load_packaged(PACKAGED_MODELS[source], source)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ExportError(f"{path}: no such file")
@@ -61,10 +64,16 @@ def load_source(source: str) -> Source:
         return _load_folder(path, source)
     if len(path.parts) != 2 or source.startswith((".", "/", "~")):
         raise ExportError(
-            f"{source}: no such folder; a source is {default_model.NAME}, a GGUF file, a model "
-            "folder or a hub id such as owner/name"
+            f"{source}: no such folder; a source is {', '.join(PACKAGED_MODELS)}, a GGUF file, a "
+            "model folder or a hub id such as owner/name"
         )
     return _load_hub(source)
+
+
+def _load_packaged(model: PackagedModel, source: str) -> Source:
+    _log.info("%s comes under its licence: %s", source, model.license)
+    made = _load_gguf(fetch(model), source)
+    return replace(made, provenance={**made.provenance, "license": model.license})
 
 
 def _load_gguf(path: Path, source: str) -> Source:
@@ -76,8 +85,8 @@ def _load_gguf(path: Path, source: str) -> Source:
     else:
         fast = _load(AutoTokenizer, path.parent, gguf_file=path.name)
         tokenizer = _backend(fast, source)
-        _mend_pre_tokenizer(tokenizer, path)
-    name = path.stem.rsplit(".", 1)[0]  # without the quantisation's name
+        _mend_tokenizer(tokenizer, path)
+    name = _QUANTISATION.sub("", path.stem)
     provenance = {"source": source, "file": path.name, "sha256": file_sha256(path)}
     return _source(name, model, fast, tokenizer, provenance)
 
@@ -180,9 +189,11 @@ def _backend(fast: Any, source: str) -> Tokenizer:
     return tokenizer
 
 
-def _mend_pre_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Put back what transformers loses of a GGUF file's pre-tokenizer, where we know it."""
-    kind = _pre_tokenizer_kind(path)
+def _mend_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Put back what transformers loses of a GGUF file's tokenizer, where we know it."""
+    if _gguf_text(path, "tokenizer.ggml.model") == "llama":
+        return  # SentencePiece: what the file says of pre-tokenizers means nothing
+    kind = _gguf_text(path, "tokenizer.ggml.pre")
     if kind == "smollm":  # transformers 4.57 to 5.24 drop the digit splitter
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -190,6 +201,8 @@ def _mend_pre_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
+    elif kind == "qwen2":  # transformers 5.24 drops the normaliser
+        tokenizer.normalizer = normalizers.NFC()
     elif kind:
         _log.warning(
             "%s: its %r pre-tokenizer may be converted inexactly; "
@@ -198,12 +211,12 @@ def _mend_pre_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
         )
 
 
-def _pre_tokenizer_kind(path: Path) -> str | None:
-    """Return a GGUF file's `tokenizer.ggml.pre`, found by its key.
+def _gguf_text(path: Path, name: str) -> str | None:
+    """Return a text of a GGUF file's metadata, found by its key.
 
     gguf's own reader takes seconds, most of them for the vocabulary.
     """
-    key, string_type = b"tokenizer.ggml.pre", 8
+    key, string_type = struct.pack("<Q", len(name)) + name.encode(), 8
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(key) + len(key)
         if start < len(key):

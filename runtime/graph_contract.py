@@ -38,6 +38,7 @@ _SWITCHES = ("use_cache_branch", "num_logits_to_keep")
 # What the rows beside it may change in a row's logits, relative to their range, before no draft is
 # verified any more. Roundings of float16 reach 2e-4, one activation scale for all rows 1e-2.
 _ROW_TOLERANCE = 3e-4
+_NARROW_HEAD, _WIDE_HEAD = 128, 256
 _KNOWN = {
     "input_ids",
     "position_ids",
@@ -78,12 +79,30 @@ class GraphContract:
         """Why no draft can be verified in one pass; None where it can."""
         if self.last_row_only:
             return "it returns the logits of its last row only"
+        if self.changes_order and self._widest_head != _WIDE_HEAD:
+            return (
+                f"attention over heads of {self._widest_head} changes its order of summation at "
+                "lengths that depend on the CPU"
+            )
         if not self.row_difference <= _ROW_TOLERANCE:  # NaN is no agreement either
             return (
                 f"the rows of a pass change each other's logits by {self.row_difference:.1%} of "
                 "their range, as one activation scale for all rows does"
             )
         return None
+
+    @property
+    def changes_order(self) -> bool:
+        """Whether attention sums in another order once the cache has grown past certain lengths.
+
+        GroupQueryAttention does so for heads wider than 128 (onnxruntime 1.32), every L2 / (32 *
+        width) tokens: a multiple of 32 for heads of 256, whatever the CPU.
+        """
+        return self.in_place and self._widest_head > _NARROW_HEAD
+
+    @property
+    def _widest_head(self) -> int:
+        return max(tensor.head_dim for tensor in self.cache)
 
     @property
     def every_row(self) -> bool:

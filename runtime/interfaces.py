@@ -28,7 +28,9 @@ class LanguageModel(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """Most rows one `forward` may carry; 1 means that the model cannot verify proposals."""
+        """Most rows the next `forward` may carry; 1 before the first means that the model cannot
+        verify proposals.
+        """
         ...
 
     @property

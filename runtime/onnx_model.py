@@ -5,13 +5,18 @@ rows of one pass are bit-identical for every row count from 2 to `VERIFY_ROWS`, 
 rows hold (docs/decisions.md). A lone token gets a dummy companion, whose cache slot the next pass
 overwrites. So does the last token of a prefill that would be alone in its tile of the attention
 kernel: then a prompt has the same bits in the cache whatever pieces it was computed in.
+
+Where heads are wide (`GraphContract.changes_order`), a pass ends where a lone token's would change
+its order of summation, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .concat_runner import ConcatRunner
 from .datatypes import FloatArray
@@ -37,16 +42,18 @@ class OnnxModel:
         config: SessionConfig | None = None,
         *,
         tokenizer_size: int | None = None,
+        initializers: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> None:
         """Open the graph of `folder`; `tokenizer_size` is used where the folder does not give its
-        vocabulary.
+        vocabulary. `initializers` replace weights of the graph (`open_session`).
 
         Raises `FolderError` for a graph that is no decoder, or whose logits are narrower than the
         vocabulary.
         """
         self.folder = folder
         self.config = config or SessionConfig()
-        session = open_session(folder.graph, self.config)
+        self._initializers = initializers  # the session looks into them
+        session = open_session(folder.graph, self.config, initializers)
         where = str(folder.graph)
         contract = probe(session, discover(session, where, folder.head_dim), where)
         self._vocab_size = folder.vocab_size or tokenizer_size or contract.logits_width
@@ -65,6 +72,7 @@ class OnnxModel:
         )
         self.obstacle = contract.obstacle  # why no draft can be verified; None where it can
         self._max_rows = VERIFY_ROWS if contract.every_row else 1
+        self._changes_order = contract.changes_order
         self._supports_trees = contract.in_place and contract.has("attention_bias")
         self._length = 0
         # Lets a lone token run alone: a few per cent faster, but not bit-identical to verification.
@@ -85,8 +93,10 @@ class OnnxModel:
 
     @property
     def max_rows(self) -> int:
-        """Most rows of one verify pass; 1 where the graph returns only its last row's logits."""
-        return self._max_rows
+        """Most rows of the next verify pass; always 1 where the graph returns only its last row's
+        logits.
+        """
+        return min(self._max_rows, self._room()) if self._changes_order else self._max_rows
 
     @property
     def supports_trees(self) -> bool:
@@ -100,8 +110,10 @@ class OnnxModel:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the cache; no more logits are computed than the graph insists on."""
-        if tokens:
-            self._append(tokens, None, want_logits=False)
+        while tokens:
+            count = min(len(tokens), self._room()) if self._changes_order else len(tokens)
+            self._append(tokens[:count], None, want_logits=False)
+            tokens = tokens[count:]
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         """Append tokens and return their logits, shape (rows, vocab_size), valid until the next
@@ -122,6 +134,11 @@ class OnnxModel:
             for array in self._runner.arrays:
                 array[:, :, start : start + len(source)] = array[:, :, source]
         self.rollback(start + len(rows))
+
+    def _room(self) -> int:
+        """Return how many rows can follow before the order of summation may change."""
+        # A lone token and its companion fill two more slots: they meet a bound one token earlier.
+        return _TILE_ROWS - (self._length + 1) % _TILE_ROWS
 
     def _append(
         self, tokens: Sequence[int], parents: Sequence[int] | None, want_logits: bool

@@ -27,12 +27,16 @@ def copy_of(folder: Path, out: Path, change: Callable[[onnx.ModelProto], None]) 
     return out
 
 
-def answers_plainly(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def answers_plainly(
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    reason: str = "the rows of a pass change each other's logits",
+) -> None:
     """Check that a folder is used as a graph of single rows, and says why."""
     engine = Engine.open(folder)
     assert engine.target.max_rows == 1
     assert engine.target.single_rows
-    assert "the rows of a pass change each other's logits" in caplog.text
+    assert reason in caplog.text
     config = DecodeConfig(max_tokens=30)
     answer = engine.generate(PROMPT, config)
     assert answer.stats.proposed == 0
@@ -52,6 +56,13 @@ def test_rows_with_a_common_activation_scale(
     known = {"DefaultTensorType": onnx.TensorProto.FLOAT}
     quantize_dynamic(graph, graph, weight_type=QuantType.QInt8, extra_options=known)
     answers_plainly(folder, caplog)
+
+
+def test_heads_whose_order_of_summation_depends_on_the_cpu(
+    tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_folder(heads=2, kv_heads=1, head_dim=160)
+    answers_plainly(folder, caplog, "attention over heads of 160 changes its order of summation")
 
 
 def test_rows_that_see_what_follows_them(
