@@ -81,6 +81,7 @@ def write_manifest(
     context_length: int,
     quality: dict[str, Any],
     provenance: dict[str, Any],
+    training: dict[str, Any] | None = None,
 ) -> None:
     """Write tokenizer, chat template and manifest beside a graph written before."""
     source.tokenizer.save(str(folder / _TOKENIZER))
@@ -107,6 +108,7 @@ def write_manifest(
         "mark_token_id": source.tokenizer.token_to_id(MARK) if is_drafter else None,
         "tokenizer": _TOKENIZER,
         "chat_template": _TEMPLATE if source.chat_template is not None else None,
+        **({"training": training} if training else {}),
         "quality": quality,
         "provenance": provenance,
     }

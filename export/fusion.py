@@ -26,6 +26,7 @@ from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normaliza
 _MICROSOFT = "com.microsoft"
 _RMS_NORM = "SimplifiedLayerNormalization"
 _TRANSPOSED = ".transposed"  # ends the name of a weight made by `transpose_weights`
+_BESIDE = "+"  # stands between the names of weights that were put side by side
 
 
 def fuse(model: ir.Model) -> None:
@@ -52,6 +53,11 @@ def transpose_weights(graph: ir.Graph) -> None:
             continue
         weight = _transposed(graph, source, node.attributes["perm"].as_ints())
         _replace(graph, node.outputs[0], weight, [node])
+
+
+def parameters_behind(weight: str) -> tuple[str, ...]:
+    """Return the names of the parameters whose transposes, side by side, are a fused weight."""
+    return tuple(x.removesuffix(_TRANSPOSED) for x in weight.split(_BESIDE))
 
 
 def share_tied_head(graph: ir.Graph) -> None:
@@ -242,7 +248,7 @@ def _concatenate(graph: ir.Graph, weights: Sequence[ir.Value]) -> ir.Value:
     rank = len(tensors[0].shape)
     return _initializer(
         graph,
-        "+".join(str(x.name) for x in weights),
+        _BESIDE.join(str(x.name) for x in weights),
         tensors[0].dtype,
         [*(_length(tensors[0], i) for i in range(rank - 1)), sum(_length(x, -1) for x in tensors)],
         lambda: np.concatenate([x.numpy() for x in tensors], axis=-1),

@@ -15,6 +15,7 @@ from edgedraft.runtime.folder import open_model_folder
 from edgedraft.runtime.provenance import describe_code
 
 from .decoder import export_decoder
+from .errors import ExportError
 from .folder import staged_folder, write_graph, write_manifest
 from .fusion import share_tied_head
 from .optimum_source import export_with_optimum
@@ -24,6 +25,8 @@ from .sample_texts import CALIBRATION, HELD_OUT
 from .smooth import smooth
 from .sources import Source
 from .texts import tokenize
+from .training_files import check_training_files, round_to_half, write_training_files
+from .training_step import TrainableModel, trainable_model
 
 Precision: TypeAlias = Literal["int8", "int8-block", "int4-block", "fp32"]
 Way: TypeAlias = Literal["direct", "optimum"]
@@ -72,10 +75,14 @@ def export_model(
     # The runtime keeps one slot of the context for a dummy row.
     held_out = [x[: context_length - 1] for x in held_out or tokenize(source, HELD_OUT)]
     probe = held_out[0][:_PARITY_TOKENS]
+    trainable = _trainable(source, options)
+    training: dict[str, Any] | None = None
     with staged_folder(out, force=options.force) as stage:
+        if trainable is not None:
+            round_to_half(source.model)
         # Taken before smoothing, which must not change them either.
         expected = reference_logits(source.model, probe)
-        if options.precision == "int8":
+        if options.precision == "int8" and trainable is None:
             _log.info("smoothing")
             # Whoever reads hidden states was trained on the model's own.
             smooth(
@@ -96,6 +103,7 @@ def export_model(
                 context_length=context_length,
                 quality=quality,
                 provenance=_provenance(source, options),
+                training=training,
             )
 
         def opened() -> OnnxModel:
@@ -112,6 +120,9 @@ def export_model(
             del model  # its weights' file is about to be replaced
             _log.info("quantising to %s", options.precision)
             quantize(graph, options.precision)
+            if trainable is not None:
+                training = write_training_files(stage, source.model, trainable, graph)
+                check_training_files(stage, probe, expected)
             model = opened()
             _log.info("measuring what it costs in accuracy")
             quality |= asdict(agreement(model, source.model, held_out))
@@ -119,6 +130,17 @@ def export_model(
         quality["pass_ms"] = pass_milliseconds(model)
         describe(quality)
     return quality
+
+
+def _trainable(source: Source, options: ExportOptions) -> TrainableModel | None:
+    """Return what a drafter learns with on the device, or None if it will not learn."""
+    if not options.is_drafter or options.precision != "int8":
+        return None
+    try:
+        return trainable_model(source.model)
+    except ExportError as error:
+        _log.warning("%s", error)
+        return None
 
 
 def _trace(source: Source, context_length: int, options: ExportOptions) -> ir.Model:

@@ -26,9 +26,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edgedraft.runtime.datatypes import FloatArray
+from edgedraft.runtime.requantize import Int8Array, nonzero, quantize_columns
+
+from .fusion import parameters_behind
 
 Precision: TypeAlias = Literal["int8", "int8-block", "int4-block"]
-Int8Array: TypeAlias = npt.NDArray[np.int8]
 UInt8Array: TypeAlias = npt.NDArray[np.uint8]
 
 _MICROSOFT = "com.microsoft"
@@ -36,7 +38,8 @@ _OPSET = 21  # the first whose QuantizeLinear takes one scale per row of a tenso
 _BLOCK = 32
 _LEVELS = 127
 _ZERO_POINT = 128
-_CHUNK = 4096  # columns of a weight, or rows of a table, that are converted at once
+_CHUNK = 4096  # columns of a weight that are put into blocks at once
+_COLUMNS = ".int8"  # ends the name of a weight made by `quantize_columns`; its scales add .scales
 
 
 def quantize(model: ir.Model, precision: Precision) -> None:
@@ -60,16 +63,17 @@ def quantize(model: ir.Model, precision: Precision) -> None:
     model.opset_imports[_MICROSOFT] = 1
 
 
-def quantize_columns(weight: FloatArray) -> tuple[Int8Array, FloatArray]:
-    """Return int8 of the weight's shape (inputs, outputs) and one scale per output."""
-    integers = np.empty(weight.shape, np.int8)
-    scales = np.empty(weight.shape[1], np.float32)
-    for start in range(0, weight.shape[1], _CHUNK):
-        part = weight[:, start : start + _CHUNK]
-        scale = (np.abs(part).max(axis=0) / _LEVELS).astype(np.float32)
-        integers[:, start : start + _CHUNK] = np.rint(part / _nonzero(scale))
-        scales[start : start + _CHUNK] = scale
-    return integers, scales
+def column_recipes(graph: ir.Graph) -> dict[str, tuple[str, ...]]:
+    """Say of which parameters each weight of an `int8` product was made.
+
+    Such an initializer is `quantize_columns` of the parameters, each (outputs, inputs) and taken
+    transposed, side by side; the one of the same name and `.scales` holds the scales.
+    """
+    return {
+        name: parameters_behind(name.removesuffix(_COLUMNS))
+        for name in graph.initializers
+        if name.endswith(_COLUMNS)
+    }
 
 
 def quantize_blocks(weight: FloatArray, bits: int) -> tuple[UInt8Array, FloatArray]:
@@ -91,7 +95,7 @@ def quantize_blocks(weight: FloatArray, bits: int) -> tuple[UInt8Array, FloatArr
         largest = np.take_along_axis(part, np.abs(part).argmax(axis=-1)[..., None], axis=-1)
         # The range reaches one step further below zero than above: the largest value goes there.
         scale = (largest / -middle).astype(np.float32)
-        whole = np.rint(part / _nonzero(scale)) + middle
+        whole = np.rint(part / nonzero(scale)) + middle
         whole = whole.clip(0, 2 * middle - 1).astype(np.uint8)
         levels[chunk] = whole if bits == 8 else whole[..., ::2] | whole[..., 1::2] << 4
         scales[chunk] = scale[..., 0]
@@ -128,7 +132,7 @@ class _Rewriter:
     def _int8_product(self, tape: ir.tape.Tape, node: ir.Node, weight: ir.Value) -> ir.Value:
         activations = node.inputs[0]
         assert activations is not None
-        integers, scales = self._stored(node, weight, ".int8", quantize_columns)
+        integers, scales = self._stored(node, weight, _COLUMNS, quantize_columns)
         if activations not in self._rows:
             width = _static_shape(integers)[0]
             self._rows[activations] = self._quantized_rows(tape, activations, width)
@@ -268,10 +272,6 @@ def _quantize_rows(table: FloatArray) -> tuple[Int8Array, FloatArray]:
     """Return int8 rows (rows, width) and their scales (rows, 1)."""
     integers, scales = quantize_columns(table.T)
     return np.ascontiguousarray(integers.T), scales[:, None]
-
-
-def _nonzero(scale: FloatArray) -> FloatArray:
-    return np.where(scale == 0, np.float32(1), scale)
 
 
 def _static_shape(value: ir.Value) -> Sequence[int]:

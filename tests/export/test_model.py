@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
+from safetensors.numpy import load_file
 
 from edgedraft.export import model as model_module
 from edgedraft.export.cli import main
@@ -16,11 +19,16 @@ from edgedraft.export.decoder import export_decoder
 from edgedraft.export.errors import ExportError
 from edgedraft.export.folder import staged_folder
 from edgedraft.export.parity import agreement, fp32_difference, reference_logits
+from edgedraft.export.training_step import trainable_model
 from edgedraft.runtime import OnnxModel, open_target_folder
 from edgedraft.runtime.errors import FolderError
 from edgedraft.runtime.folder import check_files, open_model_folder
+from edgedraft.runtime.ort_session import onnxruntime
 from edgedraft.runtime.peers import peer_model
+from edgedraft.runtime.requantize import quantize_columns
 from tiny_models import CONFIGS, CONTEXT, make_model, open_graph, reference, save_folder
+
+_NUMPY = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +39,22 @@ def tied_model() -> Any:
 @pytest.fixture(scope="module")
 def source_folder(tied_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tied_model, tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def plain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a drafter's source that can learn on the device."""
+    config = CONFIGS["llama"]()
+    config.tie_word_embeddings = True
+    return save_folder(make_model(config), tmp_path_factory.mktemp("models") / "plain")
+
+
+@pytest.fixture(scope="module")
+def learner(plain_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a drafter that can learn; do not change it."""
+    out = tmp_path_factory.mktemp("drafters") / "learner"
+    assert main(["drafter", str(plain_folder), "--out", str(out)]) == 0
+    return out
 
 
 def test_an_exported_folder_runs_and_says_what_was_measured(
@@ -84,6 +108,76 @@ def test_a_drafter_folder_is_opened_as_a_drafter_only(source_folder: Path, tmp_p
     with pytest.raises(FolderError, match="holds a drafter, .* --drafter"):
         open_target_folder(out)
     assert main(["check", str(out)]) == 0
+
+
+def test_a_drafters_integers_can_be_made_again_from_its_weights(learner: Path) -> None:
+    check_files(open_model_folder(learner))
+    training = json.loads((learner / "manifest.json").read_text())["training"]
+    names = [training[x] for x in ("step_graph", "evaluation_graph", "weights")]
+    assert all((learner / name).is_file() for name in names)
+    weights = load_file(learner / training["weights"])
+    assert set(training["modules"].values()) <= set(weights)
+    assert training["modules"]["lm_head"] == "model.embed_tokens.weight", "the head is tied"
+
+    graph = onnx.load(learner / "decoder.onnx").graph
+    stored = {x.name: numpy_helper.to_array(x) for x in graph.initializer}
+    for name, modules in training["merge"].items():
+        parts = [weights[training["modules"][x]].astype(np.float32) for x in modules]
+        integers, scales = quantize_columns(np.concatenate(parts).T)
+        assert (integers == stored[name]).all()
+        assert (scales == stored[f"{name}.scales"]).all()
+    assert sum(len(x) for x in training["merge"].values()) == len(training["modules"])
+    products = [x for x in graph.node if x.op_type == "MatMulIntegerToFloat"]
+    assert {x.input[1] for x in products} == set(training["merge"]), "every product can change"
+
+
+def test_integers_can_be_replaced_when_a_session_is_made(learner: Path) -> None:
+    """What makes a drafter that has learned."""
+    ort = onnxruntime()
+    folder = open_model_folder(learner)
+    name, *_ = json.loads((learner / "manifest.json").read_text())["training"]["merge"]
+    stored = {x.name: x for x in onnx.load(folder.graph).graph.initializer}
+    replaced = {
+        f"{name}{suffix}": ort.OrtValue.ortvalue_from_numpy(
+            np.zeros_like(numpy_helper.to_array(stored[f"{name}{suffix}"]))
+        )
+        for suffix in ("", ".scales")
+    }
+    options = ort.SessionOptions()
+    options.add_external_initializers(list(replaced), list(replaced.values()))
+    sessions = [ort.InferenceSession(str(folder.graph), x) for x in (options, None)]
+    feeds = {
+        x.name: np.zeros([d if isinstance(d, int) else 1 for d in x.shape], _NUMPY[x.type])
+        for x in sessions[0].get_inputs()
+    }
+    feeds["input_ids"][:] = 7
+    feeds["total_sequence_length"] = np.array(1, np.int32)
+    changed, same = (x.run(["logits"], feeds)[0] for x in sessions)
+    assert not np.allclose(changed, same)
+
+
+def test_a_drafter_that_cannot_learn_is_exported_all_the_same(
+    source_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drafter"
+    assert main(["drafter", str(source_folder), "--out", str(out), "--max-context", "48"]) == 0
+    assert "dynamic RoPE cannot learn on the device" in capsys.readouterr().err
+    assert "training" not in json.loads((out / "manifest.json").read_text())
+
+
+def test_a_step_graph_that_disagrees_leaves_nothing_behind(
+    plain_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def wrong(model: Any) -> Any:
+        return replace(trainable_model(model), epsilon=1.0)
+
+    monkeypatch.setattr(model_module, "trainable_model", wrong)
+    assert main(["drafter", str(plain_folder), "--out", str(tmp_path / "out")]) == 2
+    assert "the training step disagrees with transformers" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_quantised_folder_says_what_it_lost(

@@ -12,9 +12,10 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgedraft.export.quantize import Precision, quantize, quantize_blocks, quantize_columns
+from edgedraft.export.quantize import Precision, quantize, quantize_blocks
 from edgedraft.runtime import SessionConfig
 from edgedraft.runtime.ort_session import open_session
+from edgedraft.runtime.requantize import quantize_columns
 
 PRECISIONS = get_args(Precision)
 WIDTH, OUT, VOCAB = 96, 40, 64
@@ -231,6 +232,7 @@ def test_columns_wider_than_a_chunk_are_converted_whole(monkeypatch: pytest.Monk
     whole = quantize_columns(weight)
     blocks = quantize_blocks(weight, 4)
     monkeypatch.setattr("edgedraft.export.quantize._CHUNK", 32)
+    monkeypatch.setattr("edgedraft.runtime.requantize._CHUNK", 32)
     for expected, parts in (
         (whole, quantize_columns(weight)),
         (blocks, quantize_blocks(weight, 4)),
