@@ -21,7 +21,7 @@ from .rejection import Dice, verify_lattice
 from .sampling import Sampler
 from .trie_marginal import TrieMarginal
 
-# Which part of the counter is told apart: `Sampler` uses 0 there.
+# Told apart in the counter of the noise.
 _VERIFYING, _DRAFTING = 1, 2
 
 # From a logits row, which may be written to: a draft token, its probability and, where it was

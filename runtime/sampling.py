@@ -2,9 +2,9 @@
 
 The draw is *coupled*: the noise of a position depends on the seed and the position alone, so plain
 decoding and any speculative decoding choose the same token from the same row (Gumbel-max trick;
-Daliri et al., arXiv 2408.07978, use the same noise for drafter and target). A row is processed with
-exactly the history that plain decoding would have had, which is why the sampler is told of every
-committed token.
+Daliri et al., arXiv 2408.07978, use the same noise for drafter and target). It is a hash, so that
+only the tokens that can be drawn need any. A row is processed with exactly the history that plain
+decoding would have had, which is why the sampler is told of every committed token.
 
 Order of operations, as in transformers: repetition penalty, presence and frequency penalty, bias,
 bans, temperature, top-k, top-p, min-p.
@@ -20,9 +20,11 @@ import numpy.typing as npt
 from .config import SamplingConfig
 from .datatypes import FloatArray
 
-# The nucleus is looked for among this many best tokens first; sorting a whole vocabulary costs as
-# much as a model layer.
-_NUCLEUS_GUESS = 512
+# The nucleus is looked for among tokens this many nats under the best one first; sorting a whole
+# vocabulary costs as much as a model layer.
+_NUCLEUS_GUESS = 8.0
+_GOLDEN = 0x9E3779B97F4A7C15  # of SplitMix64
+_MASK = (1 << 64) - 1
 
 
 class Sampler:
@@ -56,10 +58,7 @@ class Sampler:
         if self._config.temperature == 0:
             return int(scores.argmax())
         ids, log_weights = self._truncated(scores)
-        key = np.random.Philox(key=self._config.seed, counter=[0, position, 0, 0])
-        uniform = np.random.Generator(key).random(logits.size)[ids]
-        with np.errstate(divide="ignore"):
-            gumbel = -np.log(-np.log(uniform))
+        gumbel = -np.log(-np.log(noise(self._config.seed, position, ids)))
         return int(ids[(log_weights + gumbel).argmax()])
 
     def probabilities(self, logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -102,31 +101,57 @@ class Sampler:
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
         """Return the ids that survive top-k, top-p and min-p, and their log weights."""
         c = self._config
-        log_weights = (scores.astype(np.float64) - float(scores.max())) / c.temperature
-        ids = np.arange(scores.size)
-        if 0 < c.top_k < ids.size:
+        best = scores.max()
+        ids: npt.NDArray[np.intp] | None = None  # all
+        if 0 < c.top_k < scores.size:
             # Ties at the border stay in: which of them a partition returns is not defined.
-            border = np.partition(log_weights, -c.top_k)[-c.top_k]
-            ids = ids[log_weights >= border]
+            border = np.partition(scores, -c.top_k)[-c.top_k]
+            ids = np.flatnonzero(scores >= border)
         if c.top_p < 1:
-            ids = _nucleus(ids, log_weights, c.top_p)
+            ids = _nucleus(ids, scores if ids is None else scores[ids], best, c)
+        if ids is None:
+            # A little less than min-p asks for, which is decided below in double precision.
+            least = best + c.temperature * np.log(c.min_p) - 0.1 if c.min_p > 0 else -np.inf
+            ids = np.flatnonzero(scores >= least)
+        log_weights = (scores[ids].astype(np.float64) - float(best)) / c.temperature
         if c.min_p > 0:
-            ids = ids[log_weights[ids] >= np.log(c.min_p)]
-        return ids, log_weights[ids]
+            kept = log_weights >= np.log(c.min_p)
+            ids, log_weights = ids[kept], log_weights[kept]
+        return ids, log_weights
+
+
+def noise(seed: int, position: int, ids: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+    """Return numbers in (0, 1), one for each id, that depend on nothing but seed, position and id
+    (SplitMix64: Steele et al., OOPSLA 2014, with its two arguments mixed one after the other).
+    """
+    stream = _mixed(np.array([seed + _GOLDEN & _MASK], np.uint64))
+    stream = _mixed(stream + np.uint64((position + 1) * _GOLDEN & _MASK))
+    bits = _mixed(stream + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+    uniform = (bits >> np.uint64(11)).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-53
+    return uniform
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def _nucleus(
-    ids: npt.NDArray[np.intp], log_weights: npt.NDArray[np.float64], top_p: float
+    ids: npt.NDArray[np.intp] | None, scores: FloatArray, best: np.float32, c: SamplingConfig
 ) -> npt.NDArray[np.intp]:
-    """Return the smallest set of most probable ids with mass `top_p`, in ascending order."""
-    weights = np.exp(log_weights[ids])
-    goal = top_p * weights.sum()
-    best = np.arange(ids.size)
-    if ids.size > _NUCLEUS_GUESS:
-        guess = np.argpartition(weights, -_NUCLEUS_GUESS)[-_NUCLEUS_GUESS:]
-        if weights[guess].sum() >= goal:
-            best = guess
-    # A stable order makes ties fall the same way whatever the partition did.
-    order = best[np.lexsort((best, -weights[best]))]
-    count = int(np.searchsorted(weights[order].cumsum(), goal)) + 1
-    return np.sort(ids[order[:count]])
+    """Return the smallest set of most probable ids with mass `top_p`, in ascending order; `scores`
+    are those of the ids, None for all of them.
+    """
+    weights = np.exp((scores - best) / np.float32(c.temperature))
+    goal = c.top_p * weights.sum(dtype=np.float64)
+    guess = np.flatnonzero(weights >= np.exp(-_NUCLEUS_GUESS))
+    if weights[guess].sum(dtype=np.float64) < goal:
+        guess = np.arange(weights.size)
+    # A stable order makes ties fall the same way whoever was guessed.
+    order = guess[np.argsort(-weights[guess], kind="stable")]
+    count = int(np.searchsorted(weights[order].cumsum(dtype=np.float64), goal)) + 1
+    chosen = np.sort(order[:count])
+    return chosen if ids is None else ids[chosen]

@@ -12,7 +12,7 @@ import pytest
 
 from edgedraft.runtime import DecodeConfig, Proposal, SamplingConfig, SpeculativeDecoder
 from edgedraft.runtime.interfaces import Proposer
-from edgedraft.runtime.sampling import Sampler
+from edgedraft.runtime.sampling import Sampler, noise
 from edgedraft.runtime.verify import verify
 from fakes import OracleProposer, RandomTreeProposer, TableModel, random_table
 
@@ -66,6 +66,31 @@ def test_counts_over_seeds_follow_the_probabilities_at_one_position() -> None:
     for seed in range(3000):
         counts[sampler(temperature=1.0, seed=seed).choose(ROW, 17)] += 1
     assert_counts_follow(counts, dict(enumerate(sampler(temperature=1.0).probabilities(ROW))))
+
+
+@pytest.mark.parametrize("choices", [{"top_p": 0.9}, {"top_p": 0.9, "top_k": 30}, {"top_p": 0.3}])
+def test_where_the_nucleus_is_looked_for_first_makes_no_difference(
+    choices: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(size=300) * width).astype(np.float32) for width in (0.0, 0.5, 2.0, 9.0)]
+    for row in rows:
+        row[7:11] = row.max()  # ties
+    found = [support(row, temperature=1.0, **choices) for row in rows]
+    for guess in (0.0, 1.0, 1000.0):
+        monkeypatch.setattr("edgedraft.runtime.sampling._NUCLEUS_GUESS", guess)
+        assert [support(row, temperature=1.0, **choices) for row in rows] == found
+
+
+def test_the_noise_of_a_token_does_not_depend_on_which_others_can_be_drawn() -> None:
+    ids = np.arange(5000)
+    everything = noise(3, 17, ids)
+    assert np.array_equal(noise(3, 17, ids[40:50]), everything[40:50])
+    assert 0 < everything.min() and everything.max() < 1
+    assert abs(everything.mean() - 0.5) < 0.02
+    for other in (noise(4, 17, ids), noise(3, 18, ids), noise(2**64 - 1, 17, ids)):
+        assert abs(np.corrcoef(everything, other)[0, 1]) < 0.06
+        assert abs(np.corrcoef(everything[1:], other[:-1])[0, 1]) < 0.06
 
 
 def test_draws_at_neighbouring_positions_are_independent() -> None:
