@@ -5,6 +5,7 @@ from .datatypes import Proposal, RoundTrace, Verdict
 from .decode import SpeculativeDecoder
 from .engine import Answer, Engine, Piece
 from .errors import (
+    AdapterError,
     DrafterError,
     EdgeDraftError,
     FolderError,
@@ -20,6 +21,7 @@ from .stats import RunStats
 from .suffix_lookup import SuffixLookup
 
 __all__ = [
+    "AdapterError",
     "Answer",
     "DecodeConfig",
     "DrafterError",

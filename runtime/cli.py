@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+from .adapter_command import add_adapter_command
 from .bench_command import BenchRequest, measure
 from .bench_output import table_lines
 from .chat import Chat
@@ -37,6 +38,7 @@ from .peers import PEERS
 from .plan import load_or_measure_plan
 from .plan_report import measure_rounds, plan_lines
 from .state import DeviceState, default_state_dir
+from .state_command import add_state_command
 from .tokenizer_file import load_tokenizer
 from .vocab_map import VocabMap
 from .vocabulary import Vocabulary
@@ -120,6 +122,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_target_options(plan)
     plan.add_argument("--remeasure", action="store_true", help="do not use the remembered costs")
     plan.set_defaults(run=_plan)
+
+    add_adapter_command(commands).set_defaults(run=_print_lines)
+    add_state_command(commands).set_defaults(run=_print_lines)
     return parser
 
 
@@ -259,6 +264,12 @@ def _plan(args: argparse.Namespace) -> int:
         plan = load_or_measure_plan(engine.target, state, remeasure=True)
     print(f"{folder.name}, {session.num_threads} threads that rest between passes\n")
     print("\n".join(plan_lines(plan, measure_rounds(engine), cache_bytes)))
+    return 0
+
+
+def _print_lines(args: argparse.Namespace) -> int:
+    for line in args.lines(args):
+        print(line)
     return 0
 
 

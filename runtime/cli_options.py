@@ -16,23 +16,28 @@ class UsageError(EdgeDraftError):
     """A command line that cannot be carried out."""
 
 
-def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says which target runs where."""
+def add_state_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says which target's state on this device is meant."""
     parser.add_argument(
         "--target",
         metavar="DIR",
         default=os.environ.get("EDGEDRAFT_TARGET"),
         help="target folder (default: $EDGEDRAFT_TARGET)",
     )
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="device state (default: $EDGEDRAFT_STATE)"
+    )
+
+
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says which target runs where."""
+    add_state_options(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="default: one per usable core")
     parser.add_argument(
         "--provider",
         nargs="+",
         metavar="NAME",
         help="execution providers in order of preference (default: cpu)",
-    )
-    parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="device state (default: $EDGEDRAFT_STATE)"
     )
 
 

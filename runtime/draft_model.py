@@ -105,6 +105,13 @@ class DraftModel(Proposer):
             self._proposed = len(committed), proposal
         return replace(proposal, draft_s=perf_counter() - started - self._prompt_s)
 
+    def use(self, model: LanguageModel) -> None:
+        """Draft with another model of the same vocabulary from the next round on; it reads the text
+        so far by itself.
+        """
+        self._model = model
+        self._cached = []
+
     def forget(self) -> None:
         """Drop every token read so far."""
         self._committed, self._ends, self._context, self._cached = [], [], [], []

@@ -3,7 +3,8 @@
 `lookup` copies what followed the present ending before, `ngram` predicts from counts of what the
 target said so far, a folder holds a drafter (or any small model). Together they take turns
 (`composite.py`); `none` decodes plainly. The counts start from a seed: a file named with
-`ngram=FILE`, else the one that the drafter's folder has for this target.
+`ngram=FILE`, else the one that the drafter's folder has for this target. A drafter that has learned
+for this target drafts with its active adapter (`adapter_store.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .adapter_store import active_lora
 from .composite import CompositeProposer
 from .draft_model import DraftModel
 from .errors import DrafterError
@@ -19,6 +21,7 @@ from .folder import SEED_SUFFIX, ModelFolder, file_sha256, open_model_folder
 from .interfaces import Proposer
 from .learned_ngrams import LearnedNgrams
 from .learning_translator import LearningTranslator
+from .merged_drafter import open_drafter
 from .onnx_model import OnnxModel
 from .policy import DraftPolicy
 from .suffix_lookup import SuffixLookup
@@ -70,7 +73,7 @@ def open_proposer(
         free.append(LearnedNgrams(ids.fingerprint, seed=seeds[0] if seeds else None, kept=file))
     if drafter is None:
         return free[0] if len(free) == 1 else CompositeProposer(free, None, policy)
-    model = _open_model(drafter, target, policy, pairs, kept, tree)
+    model = _open_model(drafter, target, ids, policy, pairs, kept, tree)
     return CompositeProposer(free, model, policy)
 
 
@@ -102,14 +105,19 @@ def _open_folder(path: Path) -> ModelFolder:
 def _open_model(
     folder: ModelFolder,
     target: OnnxModel,
+    ids: TokenIds,
     policy: DraftPolicy,
     pairs: Path | None,
     kept: Path | None,
     trees: bool,
 ) -> DraftModel:
     vocab_map = _open_pair(folder, target.folder, pairs)
-    model = OnnxModel(folder, target.config, tokenizer_size=vocab_map.direct_token.size)
-    model.single_rows = True  # its bits decide nothing
+    model = open_drafter(
+        folder,
+        target.config,
+        tokenizer_size=vocab_map.direct_token.size,
+        lora=active_lora(kept, folder, ids) if kept else None,
+    )
     cache = kept / f"spellings-{folder.fingerprint[:16]}.bin" if kept else None
     return DraftModel(
         model,

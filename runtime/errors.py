@@ -1,6 +1,7 @@
 """The errors a caller may want to catch.
 
     EdgeDraftError
+    ├── AdapterError    an adapter that does not fit, or is not there
     ├── DrafterError    drafters that cannot be used, alone or together
     ├── FolderError     a model folder that cannot be used as it is
     ├── PromptError     a prompt that cannot be served
@@ -15,6 +16,10 @@ A wrong argument raises `ValueError`. The command line prints either kind in one
 
 class EdgeDraftError(Exception):
     """Base of every error that EdgeDraft raises on purpose."""
+
+
+class AdapterError(EdgeDraftError):
+    """An adapter that cannot be used: damaged, made for something else, or not there."""
 
 
 class FolderError(EdgeDraftError):

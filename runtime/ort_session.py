@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy.typing as npt
 
 from .errors import FolderError, ProviderError
 
@@ -64,11 +66,19 @@ def onnxruntime() -> ModuleType:
     return module
 
 
-def open_session(graph: Path | bytes, config: SessionConfig) -> Any:
+def open_session(
+    graph: Path | bytes,
+    config: SessionConfig,
+    initializers: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    frugal: bool = False,
+) -> Any:
     """Open an `onnxruntime.InferenceSession`.
 
-    Raises `ProviderError` for a provider that is not there and `FolderError` for a graph that
-    onnxruntime refuses.
+    `initializers` take the place of those that the graph keeps in another file. The session looks
+    into these arrays, so they must be contiguous and outlive it. A `frugal` one holds no memory
+    between passes and little in them, at some cost in time. Raises `ProviderError` for a provider
+    that is not there and `FolderError` for a graph that onnxruntime refuses.
     """
     ort = onnxruntime()
     options = ort.SessionOptions()
@@ -78,8 +88,14 @@ def open_session(graph: Path | bytes, config: SessionConfig) -> Any:
     # Idle threads of one session otherwise spin on the cores that the other session needs
     # (docs/experiments.md).
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if frugal:
+        options.enable_cpu_mem_arena = False
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     providers = _available(ort, config.providers)
     try:
+        if initializers:
+            values = [ort.OrtValue.ortvalue_from_numpy(x) for x in initializers.values()]
+            options.add_external_initializers(list(initializers), values)
         return ort.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph), options, providers=providers
         )

@@ -12,7 +12,10 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from .errors import StateError
 
 _log = logging.getLogger(__name__)
 _VERSION = 1
+_NOT_LEARNED = ("plans.json",)
 
 
 def default_state_dir() -> Path:
@@ -39,22 +43,80 @@ def default_state_dir() -> Path:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, whatever happens meanwhile."""
+    with replaced(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield a temporary neighbour to write to; it takes the file's place when all went well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield temporary
+        _sync(temporary)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with everything in it; after a kill it is gone or as it was.
+
+    Raises `StateError` when the device refuses.
+    """
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        if path.exists():
+            os.replace(path, tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        for aside in path.parent.glob(f".{path.name}.*"):  # those of a killed removal, too
+            shutil.rmtree(aside)
+    except OSError as error:
+        raise StateError(f"{path}: cannot be removed ({error}); remove it by hand") from error
+
+
+def load_json(path: Path) -> Any | None:
+    """Return the JSON value saved in a file; None when there is none or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _log.warning("%s cannot be read (%s); going on without it", path, error)
+        return None
+    try:
+        record = json.loads(content)
+        if record["version"] == _VERSION and record["sha256"] == json_sha256(record["value"]):
+            return record["value"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    aside = path.with_suffix(".damaged")
+    _log.warning("%s is damaged; set aside as %s", path, aside.name)
+    try:
+        os.replace(path, aside)
+    except OSError as error:
+        _log.warning("%s cannot be set aside (%s)", path, error)
+    return None
+
+
+def save_json(path: Path, value: Any) -> None:
+    """Save a JSON value in a file; raise `StateError` when the device refuses."""
+    record = {"version": _VERSION, "sha256": json_sha256(value), "value": value}
+    try:
+        write_atomic(path, json.dumps(record).encode())
+    except OSError as error:
+        raise StateError(
+            f"{path.parent}: cannot be written ({error}); point EDGEDRAFT_STATE at a folder that "
+            "can"
+        ) from error
+
+
+def json_sha256(value: Any) -> str:
+    """Return the checksum of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 class DeviceState:
@@ -66,39 +128,31 @@ class DeviceState:
 
     def load(self, name: str) -> Any | None:
         """Return the JSON value saved under `name`; None when there is none or it is damaged."""
-        path = self.folder / f"{name}.json"
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            _log.warning("%s cannot be read (%s); going on without it", path, error)
-            return None
-        try:
-            record = json.loads(content)
-            if record["version"] == _VERSION and record["sha256"] == _checksum(record["value"]):
-                return record["value"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass
-        aside = path.with_suffix(".damaged")
-        _log.warning("%s is damaged; set aside as %s", path, aside.name)
-        try:
-            os.replace(path, aside)
-        except OSError as error:
-            _log.warning("%s cannot be set aside (%s)", path, error)
-        return None
+        return load_json(self.folder / f"{name}.json")
 
     def save(self, name: str, value: Any) -> None:
         """Save a JSON value under `name`; raise `StateError` when the device refuses."""
-        record = {"version": _VERSION, "sha256": _checksum(value), "value": value}
+        save_json(self.folder / f"{name}.json", value)
+
+    def forget(self) -> None:
+        """Remove all that was learned of texts, unfinished and damaged files included: everything
+        but the measured costs. Raises `StateError` when the device refuses.
+        """
         try:
-            write_atomic(self.folder / f"{name}.json", json.dumps(record).encode())
+            for path in self.folder.iterdir() if self.folder.exists() else ():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name not in _NOT_LEARNED:
+                    path.unlink()
         except OSError as error:
             raise StateError(
-                f"{self.folder}: cannot be written ({error}); point EDGEDRAFT_STATE at a folder "
-                "that can"
+                f"{self.folder}: cannot be removed ({error}); remove it by hand"
             ) from error
 
 
-def _checksum(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
