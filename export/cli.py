@@ -1,4 +1,4 @@
-"""The command line `edgedraft-export`: target, drafter, check."""
+"""The command line `edgedraft-export`: target, drafter, adapter, peft, check."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export_options(drafter)
     drafter.set_defaults(run=_drafter)
 
+    adapter = commands.add_parser(
+        "adapter", help="turn a LoRA that PEFT saved into an adapter file"
+    )
+    adapter.add_argument("checkpoint", type=Path, metavar="PEFT_DIR")
+    _add_pair_options(adapter)
+    adapter.add_argument("--out", type=Path, required=True, metavar="NAME.onnx_adapter")
+    adapter.set_defaults(run=_adapter)
+
+    peft = commands.add_parser("peft", help="turn an adapter file into a folder that PEFT opens")
+    peft.add_argument("adapter", type=Path, metavar="NAME.onnx_adapter")
+    _add_pair_options(peft)
+    peft.add_argument("--out", type=Path, required=True, metavar="PEFT_DIR")
+    peft.set_defaults(run=_peft)
+
     check = commands.add_parser("check", help="verify a folder's checksums and time its passes")
     check.add_argument("folder", type=Path, metavar="DIR")
     check.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
@@ -69,6 +83,16 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         help=".txt or .jsonl to measure accuracy on, in place of the exporter's own text",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace a former export")
+    parser.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
+
+
+def _add_pair_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drafter", type=Path, required=True, metavar="DIR", help="exported folder of the drafter"
+    )
+    parser.add_argument(
+        "--target", type=Path, required=True, metavar="DIR", help="target that it learned for"
+    )
     parser.add_argument("--verbose", action="store_true", help="show what went wrong in detail")
 
 
@@ -128,6 +152,22 @@ def _export(options: argparse.Namespace, chosen: ExportOptions) -> None:
     source = load_source(options.source)
     quality = export_model(source, options.out, chosen, tokenize(source, tuple(texts)))
     print(f"{options.out}: {source.name}, {options.precision}\n{quality_table(quality)}")
+
+
+def _adapter(options: argparse.Namespace) -> None:
+    need("safetensors", "edgedraft-export", _EXTRA)
+    from .adapters import Pair, adapter_from_peft
+
+    pair = Pair.open(options.drafter, options.target)
+    print(f"written to {adapter_from_peft(options.checkpoint, pair, options.out)}")
+
+
+def _peft(options: argparse.Namespace) -> None:
+    need("safetensors", "edgedraft-export", _EXTRA)
+    from .adapters import Pair, peft_from_adapter
+
+    pair = Pair.open(options.drafter, options.target)
+    print(f"written to {peft_from_adapter(options.adapter, pair, options.out)}")
 
 
 def _need_torch() -> None:

@@ -12,6 +12,22 @@ from edgedraft.runtime.state import write_atomic
 
 from .errors import TrainError
 
+_FILE = "checkpoint.pt"
+
+
+def run_checkpoint(out: Path, resume: bool) -> Path:
+    """Return where the checkpoint of a run lies; raise `TrainError` if there is none to resume, or
+    one that would be lost.
+    """
+    path = out / _FILE
+    if path.exists() != resume:
+        raise TrainError(
+            f"{out}: nothing to resume; leave --resume out"
+            if resume
+            else f"{out}: holds a run already; go on with --resume, or choose another --out"
+        )
+    return path
+
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write tensors and plain values; a reader sees the old checkpoint or the new one."""

@@ -1,4 +1,4 @@
-"""The command line `edgedraft-train`: tokenizer, prompts, corpus, drafter, evaluate."""
+"""The command line `edgedraft-train`: tokenizer, prompts, corpus, drafter, lora, evaluate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edgedraft.runtime.progress_log import progress_on_stderr
 
 _EXTRA = "edgedraft[train]"
 _LOSSES = ("ce", "forward-kl", "reverse-kl", "tv", "lk")  # losses.py imports torch
+_MODULES = (*(f"{x}_proj" for x in ("q", "k", "v", "o", "gate", "up", "down")), "lm_head")
 _ANSWERS = "FILE:TARGET_FOLDER"
 
 
@@ -93,6 +94,32 @@ def build_parser() -> argparse.ArgumentParser:
     drafter.add_argument("--resume", action="store_true", help="go on where a run was stopped")
     drafter.set_defaults(run=_drafter)
 
+    lora = commands.add_parser("lora", help="train what a drafter should learn for one target")
+    lora.add_argument(
+        "--drafter", type=Path, required=True, metavar="DIR",
+        help="as edgedraft-train made it; it is not changed",
+    )  # fmt: skip
+    lora.add_argument("--answers", nargs="+", required=True, metavar=_ANSWERS)
+    lora.add_argument(
+        "--out", type=Path, required=True, metavar="DIR",
+        help="folder that PEFT opens and edgedraft-export adapter reads",
+    )  # fmt: skip
+    lora.add_argument("--rank", type=int, default=32, metavar="N")
+    lora.add_argument("--alpha", type=float, default=32.0, metavar="X", help="added: alpha/rank BA")
+    lora.add_argument(
+        "--modules", nargs="+", choices=_MODULES, default=_MODULES, metavar="NAME",
+        help=f"{', '.join(_MODULES)} (default: all)",
+    )  # fmt: skip
+    lora.add_argument("--loss", choices=_LOSSES, default="ce")
+    lora.add_argument("--lr", type=float, default=1e-3, metavar="X", help="full learning rate")
+    lora.add_argument("--epochs", type=int, default=3, metavar="N", help="over the answers")
+    lora.add_argument(
+        "--max-minutes", type=float, metavar="M", help="train for a shorter time if need be"
+    )
+    lora.add_argument("--seed", type=int, default=0, metavar="N")
+    lora.add_argument("--resume", action="store_true", help="go on where a run was stopped")
+    lora.set_defaults(run=_lora)
+
     evaluate = commands.add_parser("evaluate", help="tokens per target pass on held-out answers")
     evaluate.add_argument("drafter", type=Path, metavar="DRAFTER_DIR")
     evaluate.add_argument("--answers", nargs="+", required=True, metavar=_ANSWERS)
@@ -140,7 +167,8 @@ def _corpus(options: argparse.Namespace) -> None:
 
 def _drafter(options: argparse.Namespace) -> None:
     _need_torch()
-    from .drafter_command import AnswerSource, DrafterOptions, train_drafter
+    from .answer_sources import AnswerSource
+    from .drafter_command import DrafterOptions, train_drafter
     from .model import DrafterShape
 
     train_drafter(
@@ -160,9 +188,34 @@ def _drafter(options: argparse.Namespace) -> None:
     )
 
 
+def _lora(options: argparse.Namespace) -> None:
+    _need_torch()
+    need("peft", "edgedraft-train", _EXTRA)
+    from .answer_sources import AnswerSource
+    from .lora_command import LoraOptions, train_lora
+
+    train_lora(
+        LoraOptions(
+            drafter=options.drafter,
+            answers=tuple(map(AnswerSource.parse, options.answers)),
+            out=options.out,
+            modules=tuple(options.modules),
+            rank=options.rank,
+            alpha=options.alpha,
+            loss=options.loss,
+            learning_rate=options.lr,
+            epochs=options.epochs,
+            max_minutes=options.max_minutes,
+            seed=options.seed,
+            resume=options.resume,
+        )
+    )
+
+
 def _evaluate(options: argparse.Namespace) -> None:
     _need_torch()
-    from .drafter_command import AnswerSource, evaluate_drafter
+    from .answer_sources import AnswerSource
+    from .drafter_command import evaluate_drafter
     from .simulate import table
 
     sources = [AnswerSource.parse(argument) for argument in options.answers]

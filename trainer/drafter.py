@@ -1,9 +1,9 @@
-"""The training of a drafter: on text first, then on what its targets answered.
+"""The training of a drafter, or of what is added to one, over planned batches of examples.
 
 A run follows from its plan, one group of examples per process and step. The checkpoint holds
-everything else, so a run that was stopped and resumed ends in the same weights, bit for bit, as one
-that was not. Only a time limit makes a run depend on the machine; what it decided is in the
-checkpoint, too.
+everything that changes on the way, so a run that was stopped and resumed ends in the same weights,
+bit for bit, as one that was not. Only a time limit makes a run depend on the machine; what it
+decided is in the checkpoint, too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import TrainError
 from .examples import Example
 from .losses import DISTRIBUTION_LOSSES, cross_entropy
-from .optimizer import DrafterOptimizer, decay_has_begun, rate_scale
+from .optimizer import Optimizers, decay_has_begun, rate_scale
 
 _log = logging.getLogger(__name__)
 _CHECKPOINT_S = 180.0
-_MEASURE_S = 600.0
+_MEASURE_S = 60.0  # at least, between two
+_MEASURING_SHARE = 0.05  # of the time, at most
 _LOG_STEPS = 20
 _RECENT_STEPS = 40
 _LARGEST_GRADIENT = 1.0
@@ -55,6 +56,7 @@ class Training:
     def __init__(
         self,
         model: Any,
+        optimizers: Optimizers,
         plan: Sequence[Sequence[Example]],
         checkpoint: Path,
         *,
@@ -62,7 +64,9 @@ class Training:
         max_minutes: float | None = None,
         measure: Measure | None = None,
     ) -> None:
-        """Prepare `model` for the plan; `measure` is called now and then for the curve."""
+        """Prepare to train those parameters of `model` that are not frozen, which `optimizers` has;
+        `measure` is called now and then for the curve.
+        """
         self._accelerator = Accelerator()
         self._model = model
         self._plan = plan
@@ -70,7 +74,7 @@ class Training:
         self._max_minutes = max_minutes
         self._measure = measure
         self._loss = self._accelerator.prepare(_MeanLoss(model, loss))
-        self._optimizer = DrafterOptimizer(model)
+        self._optimizers = optimizers
         self._losses: list[float] = []
         self._durations: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._planned_steps = len(plan) // self._accelerator.num_processes
@@ -85,8 +89,10 @@ class Training:
         """Go on from the checkpoint; raise `TrainError` when it is another run's."""
         state = load_checkpoint(self._checkpoint)
         try:
-            self._model.load_state_dict(state["model"])
-            self._optimizer.load_state_dict(state["optimizer"])
+            outcome = self._model.load_state_dict(state["model"], strict=False)
+            if outcome.unexpected_keys or not self._trained().keys() <= state["model"].keys():
+                raise ValueError("it has other weights")
+            self._optimizers.load_state_dict(state["optimizer"])
             progress = Progress(**state["progress"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise TrainError(
@@ -105,7 +111,7 @@ class Training:
     def run(self, until: int | None = None) -> None:
         """Train to the end, or until a step, and save the checkpoint."""
         progress = self.progress
-        saved = measured = time.monotonic()
+        saved = measure_at = time.monotonic()
         # The total may become smaller on the way.
         while progress.step < progress.total_steps and progress.step != until:
             self._step()
@@ -116,21 +122,27 @@ class Training:
             if now - saved > _CHECKPOINT_S:
                 self.save()
                 saved = now
-            if self._measure is not None and self.is_main_process and now - measured > _MEASURE_S:
-                progress.curve.append({"step": progress.step, **self._measure()})
-                measured = time.monotonic()
+            if self._measure is not None and self.is_main_process and now >= measure_at:
+                measured = self._measure()
+                progress.curve.append({"step": progress.step, **measured})
+                _log.info("tokens per pass on held-out answers: %s", _listed(measured))
+                ended = time.monotonic()
+                measure_at = ended + max(_MEASURE_S, (ended - now) / _MEASURING_SHARE)
         self.save()
 
     def save(self) -> None:
         """Write the checkpoint."""
         if self.is_main_process:
             state = {
-                "model": self._model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
+                "model": self._trained(),
+                "optimizer": self._optimizers.state_dict(),
                 "progress": asdict(self.progress),
                 "planned_steps": self._planned_steps,
             }
             save_checkpoint(self._checkpoint, state)
+
+    def _trained(self) -> dict[str, Tensor]:
+        return {n: x.detach() for n, x in self._model.named_parameters() if x.requires_grad}
 
     def _step(self) -> None:
         started = time.monotonic()
@@ -143,7 +155,7 @@ class Training:
         loss = self._loss(*(torch.from_numpy(array).to(accelerator.device) for array in arrays))
         accelerator.backward(loss)
         nn.utils.clip_grad_norm_(self._model.parameters(), _LARGEST_GRADIENT)
-        self._optimizer.step(rate_scale(progress.step, progress.total_steps))
+        self._optimizers.step(rate_scale(progress.step, progress.total_steps))
         self._losses.append(float(loss.detach()))
         progress.step += 1
         self._durations.append(time.monotonic() - started)
@@ -180,6 +192,10 @@ class Training:
             self._pace,
             self._pace * (progress.total_steps - progress.step) / 60,
         )
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
 
 
 class _MeanLoss(nn.Module):

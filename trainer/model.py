@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +65,15 @@ def save_drafter(model: Any, folder: Path) -> None:
     """
     config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "float16"}
     config.pop("_name_or_path", None)  # where it was read from is nobody's business
-    weights = {
-        name: value.to("cpu", torch.float16).contiguous()
-        for name, value in model.state_dict().items()
-        if name != "lm_head.weight"  # tied to the embeddings
-    }
-    write_atomic(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
+    write_atomic(folder / "model.safetensors", _half_precision(model))
     write_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
+
+
+def checksum(model: Any) -> str:
+    """Return the SHA-256 of a drafter's weights as `save_drafter` writes them. A device holds the
+    same file, so it says of which drafter something was learned.
+    """
+    return hashlib.sha256(_half_precision(model)).hexdigest()
 
 
 def load_drafter(folder: Path) -> Any:
@@ -83,3 +86,11 @@ def load_drafter(folder: Path) -> Any:
         raise TrainError(
             f"{folder}: no readable drafter ({error!s:.80}); make one with: edgedraft-train drafter"
         ) from error
+
+
+def _half_precision(model: Any) -> bytes:
+    weights = {
+        name: parameter.detach().to("cpu", torch.float16).contiguous()
+        for name, parameter in model.named_parameters()  # a tied head is not named again
+    }
+    return save(weights, metadata={"format": "pt"})

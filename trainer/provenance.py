@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edgedraft.runtime.folder import file_sha256
 from edgedraft.runtime.provenance import describe_code
+from edgedraft.runtime.state import write_atomic
 
-_PACKAGES = ("edgedraft", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+_PACKAGES = ("edgedraft", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
 
 
 def describe_training(data: Iterable[Path], seed: int) -> dict[str, Any]:
@@ -26,6 +28,11 @@ def describe_training(data: Iterable[Path], seed: int) -> dict[str, Any]:
             for file in _files(path)
         },
     }
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write `training.json`: how an artefact became what it is."""
+    write_atomic(folder / "training.json", json.dumps(record, indent=2).encode() + b"\n")
 
 
 def _files(path: Path) -> list[Path]:

@@ -10,7 +10,6 @@ where every draft sees the answer up to its own beginning, and itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,34 +21,7 @@ from edgedraft.runtime.translate import Translator
 from edgedraft.runtime.vocab_map import VocabMap
 
 from .answers import Answer
-
-MAX_DRAFT_TOKENS = 4  # k
-PIECE_CAP = 8
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was counted over many rounds; every ratio follows from it."""
-
-    tokens: int = 0
-    rounds: int = 0
-    first_right: int = 0  # positions at which the first drafted token is right
-
-    def add(self, other: Counts) -> None:
-        """Add what was counted elsewhere."""
-        self.tokens += other.tokens
-        self.rounds += other.rounds
-        self.first_right += other.first_right
-
-    @property
-    def tau(self) -> float:
-        """Target tokens per target pass."""
-        return self.tokens / self.rounds
-
-    @property
-    def first_rate(self) -> float:
-        """Chance that the first drafted token is right, over all positions of the answers."""
-        return self.first_right / self.tokens
+from .rounds import MAX_DRAFT_TOKENS, PIECE_CAP, Counts, count_matches
 
 
 class Simulator:
@@ -136,13 +108,9 @@ class Simulator:
 
 def count_rounds(drafts: Sequence[Sequence[int]], truth: Sequence[int]) -> Counts:
     """Count the rounds of an answer, given what is drafted at every position of it."""
-    matches = [common_prefix(tuple(draft), tuple(truth[i:])) for i, draft in enumerate(drafts)]
-    counts = Counts(tokens=len(truth), first_right=sum(count > 0 for count in matches))
-    position = 0
-    while position < len(truth):
-        position += matches[position] + 1
-        counts.rounds += 1
-    return counts
+    return count_matches(
+        [common_prefix(tuple(draft), tuple(truth[i:])) for i, draft in enumerate(drafts)]
+    )
 
 
 def table(results: dict[str, Counts]) -> str:

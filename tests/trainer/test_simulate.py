@@ -21,6 +21,7 @@ from edgedraft.trainer.batches import group  # noqa: E402
 from edgedraft.trainer.drafter import Training  # noqa: E402
 from edgedraft.trainer.examples import answer_examples  # noqa: E402
 from edgedraft.trainer.model import DrafterShape, make_drafter  # noqa: E402
+from edgedraft.trainer.optimizer import drafter_optimizers  # noqa: E402
 from edgedraft.trainer.simulate import Simulator, count_rounds  # noqa: E402
 
 
@@ -31,7 +32,8 @@ def model(
     """A drafter that is sometimes right."""
     model = make_drafter(DrafterShape(layers=2, hidden=16, heads=2, mlp=24), 270, seed=1)
     plan = group(answer_examples(answers, vocab_map), np.random.default_rng(0), max_tokens=800)
-    Training(model, plan * 8, tmp_path_factory.mktemp("run") / "c.pt").run()
+    checkpoint = tmp_path_factory.mktemp("run") / "c.pt"
+    Training(model, drafter_optimizers(model), plan * 8, checkpoint).run()
     return model.eval()
 
 

@@ -23,7 +23,11 @@ from edgedraft.trainer.drafter import Training  # noqa: E402
 from edgedraft.trainer.errors import TrainError  # noqa: E402
 from edgedraft.trainer.examples import Example, answer_examples  # noqa: E402
 from edgedraft.trainer.model import DrafterShape, make_drafter  # noqa: E402
-from edgedraft.trainer.optimizer import decay_has_begun, rate_scale  # noqa: E402
+from edgedraft.trainer.optimizer import (  # noqa: E402
+    decay_has_begun,
+    drafter_optimizers,
+    rate_scale,
+)
 
 SHAPE = DrafterShape(layers=1, hidden=16, heads=2, mlp=24)
 
@@ -34,7 +38,14 @@ def plan(answers: list[Answer], vocab_map: VocabMap) -> list[list[Example]]:
 
 
 def training(plan: list[list[Example]], checkpoint: Path, **options: Any) -> Training:
-    return Training(make_drafter(SHAPE, 270, seed=0), plan, checkpoint, **options)
+    return training_of(SHAPE, plan, checkpoint, **options)
+
+
+def training_of(
+    shape: DrafterShape, plan: list[list[Example]], checkpoint: Path, **options: Any
+) -> Training:
+    model = make_drafter(shape, 270, seed=0)
+    return Training(model, drafter_optimizers(model), plan, checkpoint, **options)
 
 
 def test_a_resumed_run_ends_in_the_same_weights(plan: list[list[Example]], tmp_path: Path) -> None:
@@ -68,7 +79,10 @@ def test_another_runs_checkpoint_is_refused(plan: list[list[Example]], tmp_path:
         training(plan[:-1], path).resume()
     wider = DrafterShape(layers=1, hidden=32, heads=2, mlp=24)
     with pytest.raises(TrainError, match="another kind of drafter"):
-        Training(make_drafter(wider, 270, seed=0), plan, path).resume()
+        training_of(wider, plan, path).resume()
+    deeper = DrafterShape(layers=2, hidden=16, heads=2, mlp=24)
+    with pytest.raises(TrainError, match="another kind of drafter"):
+        training_of(deeper, plan, path).resume()
     path.write_bytes(b"half of it")
     with pytest.raises(TrainError, match="not a readable checkpoint"):
         training(plan, path).resume()
@@ -113,6 +127,7 @@ def test_rates_rise_stay_and_fall_to_zero() -> None:
     assert scales[200] == scales[400] == 1.0
     assert scales[1000] == 0.0
     assert all(a >= b for a, b in zip(scales[100:], scales[101:], strict=False))
+    assert max(rate_scale(step, 20) for step in range(20)) == 1.0, "short runs rise faster"
     for step in range(100, 1000):
         assert decay_has_begun(step, 1000) == (scales[step + 1] < scales[step])
 
