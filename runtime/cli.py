@@ -23,6 +23,7 @@ from .chat import Chat
 from .cli_options import (
     UsageError,
     add_decode_options,
+    add_learning_option,
     add_target_options,
     decode_config,
     session_config,
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="answer one prompt")
     add_target_options(generate)
     add_decode_options(generate, max_tokens=128)
+    add_learning_option(generate)
     generate.add_argument("--prompt", required=True, metavar="TEXT", help='"-" reads stdin')
     generate.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
     generate.add_argument("--raw", action="store_true", help="continue the text: no chat template")
@@ -73,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk with the model")
     add_target_options(chat)
     add_decode_options(chat, max_tokens=512)
+    add_learning_option(chat)
     chat.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
     chat.set_defaults(run=_chat)
 
@@ -160,6 +163,7 @@ def _open(args: argparse.Namespace) -> Engine:
         tree=args.tree,
         session=session_config(args),
         state_dir=args.state,
+        learn=args.learn,
     )
 
 

@@ -9,6 +9,7 @@ from typing import get_args
 
 from .config import DecodeConfig, SamplingConfig, Verification
 from .errors import EdgeDraftError
+from .learning import Learn
 from .ort_session import SessionConfig
 
 
@@ -75,6 +76,17 @@ def add_decode_options(parser: argparse.ArgumentParser, max_tokens: int) -> None
         "--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable"
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+
+
+def add_learning_option(parser: argparse.ArgumentParser) -> None:
+    """Add what says when the drafter learns."""
+    parser.add_argument(
+        "--learn",
+        choices=get_args(Learn),
+        default="off",
+        help="let the drafter learn from the answers: idle: while nobody waits; always: right "
+        "after each answer, too",
+    )
 
 
 def decode_config(args: argparse.Namespace) -> DecodeConfig:

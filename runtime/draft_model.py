@@ -72,6 +72,16 @@ class DraftModel(Proposer):
         self._cached: list[int] = []  # draft tokens in the model's cache
         self._offset = 0  # context tokens that no longer fit into the model's context
 
+    @property
+    def model(self) -> LanguageModel:
+        """What it drafts with."""
+        return self._model
+
+    @property
+    def vocab_map(self) -> VocabMap:
+        """Its vocabulary beside the target's."""
+        return self._map
+
     def begin(self, sampling: SamplingConfig) -> None:
         """Draft as the request's tokens are chosen."""
         self._translator.begin()

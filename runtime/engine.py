@@ -27,6 +27,7 @@ from .drafting import DEFAULT, open_proposer
 from .errors import EdgeDraftError, FolderError, StateError
 from .folder import ModelFolder, open_target_folder
 from .interfaces import Proposer
+from .learning import Learn, Learning, open_learning
 from .onnx_model import OnnxModel
 from .ort_session import SessionConfig
 from .plan import Plan, load_or_measure_plan, measure_plan
@@ -70,6 +71,7 @@ class Engine:
         proposer: Proposer | None,
         plan: Plan | None = None,
         policy: DraftPolicy | None = None,
+        learning: Learning | None = None,
     ) -> None:
         """Put the parts together; `open` does it from a folder. `tokenizer` is a
         `tokenizers.Tokenizer`; `policy` by default follows from the plan.
@@ -84,6 +86,7 @@ class Engine:
             policy or DraftPolicy(plan.costs if plan else None),
             target.folder.eos_token_ids,
         )
+        self.learning = learning
         self.stats = RunStats()  # of the last request
         self._saved = monotonic()
         self._busy = threading.Lock()
@@ -99,6 +102,7 @@ class Engine:
         session: SessionConfig | None = None,
         state_dir: Path | None = None,
         keep: bool = True,
+        learn: Learn = "off",
     ) -> Engine:
         """Open a target folder.
 
@@ -107,7 +111,8 @@ class Engine:
         and drawn drafts propose several continuations at once: exact over an fp32 graph with an
         attention bias, up to the last bit of a logit. The costs of
         this device are measured at the first opening and remembered in `state_dir`. So is what is
-        learned of the texts, unless `keep` is False: then every opening is like the first. Raises
+        learned of the texts, unless `keep` is False: then every opening is like the first. `learn`
+        says when a drafter with a folder goes on learning (`learning.py`). Raises
         `FolderError` for a folder that cannot be used, `ProviderError` for an unknown execution
         provider.
         """
@@ -124,6 +129,7 @@ class Engine:
         if drafters is None:
             drafters = ("lookup",) if tree else DEFAULT
         if list(drafters) == ["none"]:
+            open_learning(learn, None, ids, None)
             return cls(target, tokenizer, None)
         if target.max_rows == 1:
             _log.warning(
@@ -141,6 +147,7 @@ class Engine:
             _log.warning("%s", error)
             plan = measure_plan(target)
         policy = DraftPolicy(plan.costs)
+        kept = state.folder if state and keep else None
         proposer = open_proposer(
             drafters,
             target,
@@ -148,9 +155,10 @@ class Engine:
             policy,
             tree=tree,
             pairs=state.shared / "pairs" if state else None,
-            kept=state.folder if state and keep else None,
+            kept=kept,
         )
-        return cls(target, tokenizer, proposer, plan, policy)
+        learning = open_learning(learn, proposer, ids, kept)
+        return cls(target, tokenizer, proposer, plan, policy, learning)
 
     def with_drafters(self, drafters: Sequence[str | Path]) -> Engine:
         """Return an engine over the same target that drafts differently and keeps nothing.
@@ -183,11 +191,15 @@ class Engine:
             )
         try:
             self._cancelled.clear()
-            yield from self._stream(prompt, config or DecodeConfig())
+            yield from self._stream(self._ids(prompt), config or DecodeConfig())
             if monotonic() - self._saved > _SAVE_INTERVAL_S:
                 self.save()
         finally:
+            if self.learning is not None:
+                self.learning.end()
             self._busy.release()
+        if self.learning is not None:
+            self.learning.work_at_once()
 
     def generate(
         self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig | None = None
@@ -220,26 +232,39 @@ class Engine:
         try:
             if self.proposer is not None:
                 self.proposer.save()
+            if self.learning is not None:
+                self.learning.save()
             self._saved = monotonic()
         except StateError as error:
             if self._saved < float("inf"):
                 _log.warning("%s", error)
             self._saved = float("inf")
 
-    def _stream(
-        self, prompt: str | Sequence[Message] | Sequence[int], config: DecodeConfig
-    ) -> Iterator[Piece]:
-        is_ids = not isinstance(prompt, str) and all(isinstance(t, Integral) for t in prompt)
-        ids = [int(t) for t in prompt] if is_ids else self.encode(prompt)  # type: ignore[arg-type]
+    def close(self) -> None:
+        """Write what was learned, and learn no more."""
+        self.save()
+        if self.learning is not None:
+            self.learning.close()
+
+    def _ids(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str) and all(isinstance(t, Integral) for t in prompt):
+            return [int(t) for t in prompt]  # type: ignore[arg-type]
+        return self.encode(prompt)  # type: ignore[arg-type]
+
+    def _stream(self, ids: list[int], config: DecodeConfig) -> Iterator[Piece]:
         text = TextStream(self.tokenizer, config.stop)
         self.stats = stats = RunStats(prompt_tokens=len(ids))
         finish: FinishReason = "cancelled"
+        if self.learning is not None:
+            self.learning.begin(ids)
         for trace in self.decoder.rounds(ids, config, text.push):
             stats.reused_tokens, stats.prefill_s = (
                 self.decoder.reused_tokens,
                 self.decoder.prefill_s,
             )
             stats.add_round(trace)
+            if self.learning is not None:
+                self.learning.observe(trace)
             finish = trace.finish_reason or finish
             if self._cancelled.is_set():  # it may have come before the decoder had begun
                 self.decoder.cancel()

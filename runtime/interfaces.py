@@ -1,16 +1,17 @@
-"""The two seams of the decode loop.
+"""The two seams of the decode loop, and one beside it.
 
 Everything that verifies is a `LanguageModel`, everything that guesses is a `Proposer`. A model that
-drafts for itself implements both. Tests plug fakes into either.
+drafts for itself implements both. What makes a drafter better in the time between requests is a
+`Learner`. Tests plug fakes into any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .config import SamplingConfig
-from .datatypes import FloatArray, Proposal
+from .datatypes import FloatArray, Proposal, RoundTrace
 
 
 class LanguageModel(Protocol):
@@ -87,3 +88,35 @@ class Proposer(Protocol):
     def save(self) -> None:
         """Write what is to outlive this process, if anything; raise `StateError` when refused."""
         return
+
+
+class Learner(Protocol):
+    """Learns from requests that are over.
+
+    A request is heard of on the thread that serves it, also while another one is in `work`. Whoever
+    begins a request lets `interrupted` be true first and calls `interrupt` then.
+    """
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Hear that a request begins."""
+        ...
+
+    def observe(self, trace: RoundTrace) -> None:
+        """Hear of a round; this has to cost next to nothing."""
+        ...
+
+    def end(self) -> None:
+        """Hear that the request is over, however it ended."""
+        ...
+
+    def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
+        """Learn for so long at most; return whether the drafter is another one now."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make `work` return soon; called from another thread."""
+        ...
+
+    def save(self) -> None:
+        """Write what is to be learned from; raise `StateError` when refused."""
+        ...

@@ -20,6 +20,7 @@ _KINDS = {
     "plans.json": "what passes cost on this device",
     "ngrams.bin": "counts of n-grams",
     "spellings-*.bin": "how a drafter spells the target's tokens",
+    "lessons.bin": "texts that a drafter learns from",
     "adapters/*": "what a drafter has learned",
 }
 

@@ -15,7 +15,20 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STDLIB = sys.stdlib_module_names
-ONLINE_TRAINER = {"online", "buffer", "step_graph"}
+ONLINE_TRAINER = {
+    "adamw",
+    "buffer",
+    "curriculum",
+    "errors",
+    "learner_config",
+    "lesson",
+    "online",
+    "rounds",
+    "step_graph",
+    "teacher",
+    "trie_marginal",
+    "version",
+}
 RUNTIME = {"numpy", "onnxruntime", "tokenizers", "jinja2"}
 TRAINER = {
     "numpy",
@@ -144,6 +157,14 @@ def test_importing_the_command_line_brings_no_heavy_package() -> None:
     heavy = {"torch", "transformers", "onnxruntime", "onnx", "matplotlib", "datasets", "jinja2"}
     assert "edgedraft" in loaded
     assert not heavy & set(loaded)
+
+
+def test_learning_on_a_device_needs_nothing_that_a_device_lacks() -> None:
+    loaded = run_python(
+        "import sys, edgedraft.trainer.online; print(*{m.split('.')[0] for m in sys.modules})"
+    ).split()
+    assert "edgedraft" in loaded
+    assert not {"torch", "transformers", "onnx", "safetensors", "peft"} & set(loaded)
 
 
 def test_importing_changes_neither_environment_nor_logging_nor_randomness() -> None:

@@ -1,0 +1,300 @@
+"""Learning takes the time that nobody else wants, and a request never waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgedraft.runtime import (
+    DecodeConfig,
+    DrafterError,
+    Engine,
+    FolderError,
+    RoundTrace,
+    SessionConfig,
+    StateError,
+)
+from edgedraft.runtime import learning as learning_module
+from edgedraft.runtime.learning import Learning
+from graphs import tiny_target
+from tiny_drafter import tiny_drafter
+
+ONE_THREAD = SessionConfig(threads=1)
+CONFIG = DecodeConfig(max_tokens=20, ignore_eos=True)
+SOON_S = 5.0  # for a busy machine
+
+
+class FakeLearner:
+    """Writes down what it hears, and works until it is interrupted or has been told to be done."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.seconds: list[float] = []
+        self.working = threading.Event()
+        self.stopped = threading.Event()
+        self.is_done = threading.Event()
+        self.is_better = False
+        self.error: Exception | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.heard.append("begin")
+
+    def observe(self, trace: RoundTrace) -> None:
+        self.heard.append("observe")
+
+    def end(self) -> None:
+        self.heard.append("end")
+
+    def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
+        self.seconds.append(seconds)
+        self.stopped.clear()
+        self.working.set()
+        if self.error:
+            raise self.error
+        while not interrupted() and not self.is_done.is_set():
+            time.sleep(1e-3)
+        self.working.clear()
+        self.stopped.set()
+        return self.is_better
+
+    def interrupt(self) -> None:
+        self.heard.append("interrupt")
+
+    def save(self) -> None:
+        self.heard.append("save")
+
+
+class FakeDrafter:
+    def __init__(self) -> None:
+        self.used: list[Any] = []
+
+    def use(self, model: Any) -> None:
+        self.used.append(model)
+
+
+def make_learning(learner: FakeLearner, drafter: FakeDrafter, **wishes: Any) -> Learning:
+    models = iter(("first model", "second model"))
+    reopen: Any = lambda: next(models)  # noqa: E731
+    return Learning(learner, drafter, reopen, **{"rest_s": 0.02} | wishes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def learner() -> FakeLearner:
+    return FakeLearner()
+
+
+@pytest.fixture
+def drafter() -> FakeDrafter:
+    return FakeDrafter()
+
+
+@pytest.fixture
+def learning(learner: FakeLearner, drafter: FakeDrafter) -> Iterator[Learning]:
+    made = make_learning(learner, drafter)
+    yield made
+    made.close()
+    assert not made._thread.is_alive()
+
+
+def request(learning: Learning) -> None:
+    learning.begin([1])
+    learning.end()
+
+
+def test_nothing_is_learned_before_a_request_and_after_it_only_once_a_moment_has_passed(
+    learner: FakeLearner, drafter: FakeDrafter
+) -> None:
+    learning = make_learning(learner, drafter, rest_s=0.2)
+    try:
+        time.sleep(0.3)
+        assert learner.seconds == []
+        for _ in range(10):  # one after the other: each begins within the rest
+            request(learning)
+            time.sleep(0.02)
+        assert learner.seconds == []
+        assert learner.working.wait(SOON_S)
+    finally:
+        learning.close()
+
+
+def test_a_request_that_comes_while_it_works_begins_at_once_and_the_work_goes_on_later(
+    learning: Learning, learner: FakeLearner
+) -> None:
+    request(learning)
+    assert learner.working.wait(SOON_S)
+    started = time.monotonic()
+    learning.begin([1])
+    assert time.monotonic() - started < 0.1
+    assert learner.stopped.wait(SOON_S)
+    assert learner.heard[-2:] == ["interrupt", "begin"]
+    time.sleep(0.1)
+    assert not learner.working.is_set()  # as long as the request lasts
+    learning.end()
+    assert learner.working.wait(SOON_S)
+
+
+def test_when_there_is_nothing_left_to_do_it_sleeps_until_the_next_request(
+    learning: Learning, learner: FakeLearner
+) -> None:
+    learner.is_done.set()
+    request(learning)
+    assert learner.stopped.wait(SOON_S)
+    time.sleep(0.2)
+    assert len(learner.seconds) == 1
+    learner.stopped.clear()
+    request(learning)
+    assert learner.stopped.wait(SOON_S)
+
+
+def test_what_was_learned_is_used_from_the_next_request_on(
+    learning: Learning, learner: FakeLearner, drafter: FakeDrafter
+) -> None:
+    learner.is_better = True
+    learner.is_done.set()
+    request(learning)
+    assert learner.stopped.wait(SOON_S)
+    time.sleep(0.05)
+    assert drafter.used == []
+    learner.is_better = False
+    request(learning)
+    request(learning)
+    assert drafter.used == ["first model"]
+
+
+def test_always_works_behind_each_request_as_well_for_a_bounded_time(
+    learner: FakeLearner, drafter: FakeDrafter
+) -> None:
+    learning = make_learning(learner, drafter, rest_s=60.0, at_once=True)
+    learner.is_done.set()
+    learner.is_better = True
+    try:
+        request(learning)
+        learning.work_at_once()
+        (seconds,) = learner.seconds
+        assert 0 < seconds < 10
+        request(learning)
+        assert drafter.used == ["first model"]
+    finally:
+        learning.close()
+
+
+def test_idle_does_not_work_behind_a_request(learning: Learning, learner: FakeLearner) -> None:
+    learning.work_at_once()
+    assert learner.seconds == []
+
+
+def test_a_learner_that_fails_is_told_of_once_and_left_alone(
+    learner: FakeLearner, drafter: FakeDrafter, caplog: pytest.LogCaptureFixture
+) -> None:
+    learning = make_learning(learner, drafter, at_once=True)
+    learner.error = StateError("the disk is full")
+    for _ in range(4):
+        request(learning)
+        learning.work_at_once()
+    learning.close()
+    assert caplog.messages == ["the disk is full; nothing more is learned"]
+    assert len(learner.seconds) == 1
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny_target(tmp_path / "target", seed=0)
+
+
+@pytest.fixture
+def open_engine(
+    target: Path, tmp_path: Path, learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Engine]]:
+    """Open engines that the fake learner learns for."""
+
+    class Point:
+        @staticmethod
+        def load() -> Any:
+            return lambda *args: learner
+
+    monkeypatch.setattr(learning_module, "entry_points", lambda group: [Point])
+    engines: list[Engine] = []
+    folder = tiny_drafter(tmp_path / "drafter")
+
+    def make(**wishes: Any) -> Engine:
+        chosen = {"drafters": [folder], "learn": "idle"} | wishes
+        state = tmp_path / "state"
+        engines.append(Engine.open(target, session=ONE_THREAD, state_dir=state, **chosen))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_the_learner_hears_every_round_of_a_request_whose_tokens_are_the_same(
+    open_engine: Callable[..., Engine], learner: FakeLearner
+) -> None:
+    plain = open_engine(learn="off")
+    assert plain.learning is None
+    engine = open_engine()
+    expected = plain.generate("the thing", CONFIG)
+    answer = engine.generate("the thing", CONFIG)
+    assert answer.token_ids == expected.token_ids
+    heard = [x for x in learner.heard if x != "interrupt"]
+    assert heard == ["begin", *["observe"] * answer.stats.rounds, "end"]
+
+
+def test_a_request_that_is_left_or_refused_ends_for_the_learner_too(
+    open_engine: Callable[..., Engine], learner: FakeLearner
+) -> None:
+    engine = open_engine()
+    stream: Any = engine.stream("the thing", CONFIG)
+    next(stream)
+    stream.close()
+    assert learner.heard[-1] == "end"
+    with pytest.raises(Exception, match="outside the vocabulary"):
+        engine.generate([10**6], CONFIG)
+    assert learner.heard[-1] == "end"
+
+
+def test_saving_an_engine_saves_what_is_to_be_learned_from(
+    open_engine: Callable[..., Engine], learner: FakeLearner
+) -> None:
+    open_engine().save()
+    assert learner.heard == ["save"]
+
+
+def test_after_learning_the_drafter_is_opened_anew_from_the_store(
+    open_engine: Callable[..., Engine], learner: FakeLearner
+) -> None:
+    engine = open_engine(learn="always")
+    drafter: Any = engine.proposer.drafter  # type: ignore[union-attr]
+    before = drafter.model
+    learner.is_better = True
+    learner.is_done.set()
+    engine.generate("the thing", CONFIG)
+    assert drafter.model is before
+    engine.generate("the thing", CONFIG)
+    assert drafter.model is not before
+
+
+def test_what_cannot_learn_is_refused_with_what_to_do(
+    open_engine: Callable[..., Engine], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for drafters in (["ngram"], ["none"]):
+        with pytest.raises(DrafterError, match="name the folder of one"):
+            open_engine(drafters=drafters)
+    with pytest.raises(FolderError, match="cannot learn.*export it again"):
+        open_engine(drafters=[target])
+    with pytest.raises(StateError, match="EDGEDRAFT_STATE"):
+        open_engine(keep=False)
+    monkeypatch.setattr(learning_module, "entry_points", lambda group: [])
+    with pytest.raises(DrafterError, match="no installed package"):
+        open_engine()
+
+
+def test_the_package_brings_a_learner() -> None:
+    (point,) = entry_points(group="edgedraft.learner")
+    assert callable(point.load())

@@ -1,0 +1,336 @@
+"""The learner: it gets better at what is asked, is never worse than nothing, and can be stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgedraft.runtime.datatypes import NOTHING, RoundTrace, Timings, Verdict
+from edgedraft.runtime.lora import Lora
+from edgedraft.trainer.lesson import Lesson
+from edgedraft.trainer.online import OnlineLearner
+from edgedraft.trainer.rounds import Counts
+from edgedraft.trainer.step_graph import Interrupted, StepGraph
+from edgedraft.trainer.version import Version, are_positive
+from tiny_learner import (
+    QUICK,
+    TARGET,
+    TOKENS,
+    requests,
+    song,
+    tiny_learner,
+    tiny_pair,
+    tiny_store,
+    tiny_training_files,
+)
+
+FOREVER = float("inf")
+
+
+def never() -> bool:
+    return False
+
+
+def teach(learner: OnlineLearner, stream: Sequence[Sequence[Lesson]]) -> None:
+    for request in stream:
+        learner.add(request)
+        learner.work(FOREVER, never)
+
+
+def tokens_per_pass(folder: Path, step: int = 7) -> float:
+    """Return what the active adapter brings on requests that nobody learns from."""
+    files = tiny_training_files(folder / "drafter")
+    adapter = tiny_store(folder, files).active()
+    version, graph = Version(adapter.lora if adapter else None), StepGraph(files)
+    lessons = [replace(song(i, step)[0], number=i) for i in range(1000, 1012)]
+    teacher = tiny_learner(folder)._teacher
+    while version.score(lessons, graph, teacher):
+        pass
+    return version.tokens_per_pass({lesson.number: 1.0 for lesson in lessons})
+
+
+def scored_as(monkeypatch: pytest.MonkeyPatch, rounds: Callable[[Version], int]) -> None:
+    """Let a version take so many passes for any lesson."""
+
+    def score(self: Version, lessons: Sequence[Lesson], *_: object) -> bool:
+        self.counts |= {x.number: Counts(40, rounds(self)) for x in lessons}
+        return False
+
+    monkeypatch.setattr(Version, "score", score)
+
+
+def active(folder: Path) -> Lora | None:
+    adapter = tiny_store(folder, tiny_training_files(folder / "drafter")).active()
+    return adapter.lora if adapter else None
+
+
+def same(one: Lora | None, other: Lora | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return all(np.array_equal(x, other.tensors[name]) for name, x in one.tensors.items())
+
+
+def test_a_stream_of_one_kind_is_drafted_better_and_better(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    before = tokens_per_pass(tmp_path)
+    teach(learner, requests(60))
+    halfway = tokens_per_pass(tmp_path)
+    teach(learner, requests(120)[60:])
+    after = tokens_per_pass(tmp_path)
+    assert before < 1.5 < halfway < after
+    assert after > 3
+    assert learner.stats.accepted > 5 and learner.stats.requests == 120
+
+
+def test_after_a_change_of_task_it_recovers_and_is_never_far_under_the_drafter_as_shipped(
+    tmp_path: Path,
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(80))
+    assert tokens_per_pass(tmp_path, 7) > 2
+    shipped = tokens_per_pass(tmp_path / "untaught", 29)
+    stream = requests(80, 29)
+    for start in range(0, len(stream), 8):
+        teach(learner, stream[start : start + 8])
+        assert tokens_per_pass(tmp_path, 29) >= 0.95 * shipped
+    assert tokens_per_pass(tmp_path, 29) > 2
+
+
+def test_an_adapter_that_does_worse_than_none_is_taken_out_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(8))
+    accepted = learner.stats.accepted
+    assert active(tmp_path) is not None
+    scored_as(monkeypatch, lambda version: 30 if version.lora else 20)
+    for request in requests(8):
+        learner.add(request)
+    assert learner.work(FOREVER, never)
+    assert active(tmp_path) is None
+    assert (learner.stats.rolled_back, learner.stats.accepted) == (1, accepted)
+
+
+def test_a_candidate_that_drafts_worse_is_dropped_and_what_is_in_use_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(40))
+    in_use, accepted = active(tmp_path), learner.stats.accepted
+    trained = learner._active
+    scored_as(monkeypatch, lambda version: 20 if version is trained else 30)
+    for _ in range(2):
+        for request in requests(QUICK.update_every):
+            learner.add(request)
+        assert not learner.work(FOREVER, never)
+    assert same(active(tmp_path), in_use)
+    assert (learner.stats.rejected, learner.stats.accepted) == (2, accepted)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_worse"),
+    [([1], False), ([0, 0], False), ([3, -2], False), ([2, 2], True), ([-2, -2], False)],
+)
+def test_a_difference_within_its_standard_error_counts_as_none(
+    more: list[int], is_worse: bool
+) -> None:
+    one = Version(None, counts={i: Counts(40, 20 + x) for i, x in enumerate(more)})
+    other = Version(None, counts={i: Counts(40, 20) for i in range(len(more))})
+    differences = one.more_rounds(other, dict.fromkeys(range(len(more)), 1.0))
+    assert differences == more
+    assert are_positive(differences, 1.0) == is_worse
+
+
+def test_an_adapter_that_does_a_little_worse_for_a_long_time_is_taken_out_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(8))
+    turns = iter(range(1000))
+    # Too little to be seen in one update's requests: two lessons worse for every one better.
+    scored_as(monkeypatch, lambda v: 20 + (-1 if v.lora and next(turns) % 3 == 0 else bool(v.lora)))
+    updates = 0
+    while not learner.stats.rolled_back and updates < 40:
+        teach(learner, requests(QUICK.update_every))
+        updates += 1
+    assert 1 < updates < 40
+
+
+def test_an_update_with_a_number_that_is_not_finite_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(8))
+    in_use = active(tmp_path)
+    gradients = StepGraph.gradients
+
+    def broken(self: StepGraph, *args: Any) -> Any:
+        found = gradients(self, *args)
+        next(iter(found.tensors.values()))[0, 0] = np.nan
+        return found
+
+    monkeypatch.setattr(StepGraph, "gradients", broken)
+    teach(learner, requests(QUICK.update_every))
+    assert learner.stats.discarded == 1
+    assert same(active(tmp_path), in_use)
+    monkeypatch.undo()
+    teach(learner, requests(QUICK.update_every))
+    assert learner.stats.discarded == 1 and not same(active(tmp_path), in_use)
+
+
+def test_an_update_that_is_interrupted_between_and_inside_its_passes_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teach(tiny_learner(tmp_path / "whole"), requests(12))
+    learner = tiny_learner(tmp_path / "parts")
+    run, rng = StepGraph._run, np.random.default_rng(0)
+    asked = threading.Event()
+
+    def request_comes(self: StepGraph, *args: Any) -> Any:
+        if rng.random() < 0.5:
+            asked.set()
+            raise Interrupted
+        return run(self, *args)
+
+    monkeypatch.setattr(StepGraph, "_run", request_comes)
+    stops = 0
+    for request in requests(12):
+        learner.add(request)
+        asked.set()
+        while asked.is_set():
+            asked.clear()
+            learner.work(FOREVER, asked.is_set)
+            stops += asked.is_set()
+    assert stops > 10
+    assert same(active(tmp_path / "parts"), active(tmp_path / "whole"))
+
+
+def test_work_ends_with_its_time(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    for request in requests(8):
+        learner.add(request)
+    assert not learner.work(0.0, never)
+    assert learner.stats.steps == 0
+    rounds = 0
+    while not learner.work(1e-4, never):
+        rounds += 1
+    assert rounds > 3
+
+
+def test_requests_that_come_while_it_works_are_learned_from_later(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    stream = iter(requests(3 * QUICK.update_every))
+    for request in islice(stream, QUICK.update_every):
+        learner.add(request)
+
+    def one_more() -> bool:
+        for request in islice(stream, 1):
+            learner.add(request)
+        return False
+
+    learner.work(FOREVER, one_more)
+    assert learner.stats.requests == 3 * QUICK.update_every
+    assert learner.stats.steps > QUICK.steps
+
+
+def test_the_rounds_of_a_request_become_a_lesson(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    rng = np.random.default_rng(0)
+    for _ in range(QUICK.update_every):
+        learner.begin([1, 2, 3])
+        for _ in range(10):
+            logits = 3 * rng.standard_normal((2, TOKENS), np.float32)
+            tokens = tuple(logits.argmax(1).tolist())
+            timings = Timings(0, 0, 0)
+            verdict = Verdict((), tokens[-1])
+            learner.observe(RoundTrace(NOTHING, verdict, tokens, logits, timings, None))
+            logits[:] = 0  # valid until the next round only
+        learner.end()
+    learner.end()  # of no request
+    assert learner.work(FOREVER, never)
+    assert learner.stats.requests == QUICK.update_every
+    assert learner.stats.steps == QUICK.steps
+
+
+def test_requests_that_said_nothing_make_no_adapter(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, [[] for _ in range(2 * QUICK.update_every)])
+    assert active(tmp_path) is None and learner.stats.accepted == 0
+    teach(learner, requests(QUICK.update_every))
+    assert active(tmp_path) is not None
+
+
+def test_what_was_learned_is_there_after_a_restart_and_goes_on(tmp_path: Path) -> None:
+    teach(tiny_learner(tmp_path), requests(40))
+    in_use = active(tmp_path)
+    learner = tiny_learner(tmp_path)
+    assert not learner.work(FOREVER, never)
+    teach(learner, requests(48)[40:])
+    assert tokens_per_pass(tmp_path) > 1.5 and not same(active(tmp_path), in_use)
+
+
+def test_a_choice_that_was_made_elsewhere_is_where_learning_goes_on(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(40))
+    learned = tokens_per_pass(tmp_path)
+    tiny_store(tmp_path, tiny_training_files(tmp_path / "drafter")).use("none")
+    teach(learner, requests(QUICK.update_every))
+    assert 1 < tokens_per_pass(tmp_path) < learned
+
+
+def _learn_for_ever(folder: Path) -> None:
+    learner = tiny_learner(folder)
+    teach(learner, requests(10_000))
+
+
+@pytest.fixture
+def learners(tmp_path: Path) -> Iterator[Callable[[], Any]]:
+    """Start processes that learn with the same state, one after the other."""
+    context = multiprocessing.get_context("spawn")
+    started: list[Any] = []
+
+    def start() -> Any:
+        started.append(context.Process(target=_learn_for_ever, args=(tmp_path,)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def test_a_kill_at_any_moment_leaves_an_adapter_and_lessons_that_read(
+    tmp_path: Path, learners: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    seen = tmp_path / "lessons.bin"
+    generations = [0]
+    for _ in range(3):
+        process, newest = learners(), generations[-1]
+        path = tmp_path / "adapters" / f"{newest + 1}.json"
+        deadline = time.monotonic() + 20
+        while not path.exists() and process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3 * rng.random())
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        files = tiny_training_files(tmp_path / "drafter")
+        adapter = tiny_store(tmp_path, files).active()
+        generations.append(adapter.generation if adapter else 0)
+        store = tiny_store(tmp_path, files)
+        learner = OnlineLearner(files, tiny_pair(), store, seen, TARGET, QUICK)
+        assert learner._buffer.recent
+    assert generations == sorted(generations) and generations[-1] > 0
+    assert caplog.messages == []

@@ -1,0 +1,39 @@
+"""How a learner learns, and what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .adamw import AdamW
+from .teacher import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerConfig:
+    """How to learn."""
+
+    objective: Objective = field(default_factory=Objective)
+    optimizer: AdamW = field(default_factory=AdamW)
+    rank: int = 32
+    alpha: float = 32.0
+    modules: tuple[str, ...] | None = None  # None: all that the drafter's folder names
+    update_every: int = 8  # requests
+    steps: int = 8  # of the optimiser, in one update
+    positions: int = 128  # predicted pieces in one step
+    half_life: float = 8.0  # lessons after which one counts half in judging a candidate
+    threads: int = 1
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class LearnerStats:
+    """What was done so far."""
+
+    requests: int = 0
+    steps: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    rolled_back: int = 0
+    discarded: int = 0  # updates with a number that is not finite
+    cpu_s: float = 0.0
+    losses: list[float] = field(default_factory=list)  # of the last update's steps

@@ -1,0 +1,170 @@
+"""Runs a drafter's training step (docs/formats.md): what it predicts, and how its LoRA should move.
+
+Passes are small, since a device has little memory to spare, and can be ended from another thread
+within some tens of milliseconds. A pass divides its gradient by its own sum of weights; several are
+put together as if they had been one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedraft.runtime.datatypes import FloatArray
+from edgedraft.runtime.lora import Lora, lora_shapes
+from edgedraft.runtime.ort_session import SessionConfig, onnxruntime, open_session
+from edgedraft.runtime.training_files import TrainingFiles
+
+from .errors import TrainError
+
+# Bounds of one pass; a longer passage gets one of its own.
+_PIECES = 512
+_POSITIONS = 256
+
+
+class Interrupted(Exception):
+    """A pass was ended; nothing came of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # holds arrays
+class Passage:
+    """Draft tokens of which the last n are predicted, each from those before it."""
+
+    pieces: npt.NDArray[np.int64]  # (length,), length > n
+    nll_weight: FloatArray  # (n,)
+    teacher_ids: npt.NDArray[np.int64]  # (n, K), K the same in every passage
+    teacher_probs: FloatArray  # (n, K)
+    teacher_weight: FloatArray  # (n,)
+
+    @property
+    def num_predicted(self) -> int:
+        """n"""
+        return len(self.nll_weight)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """The mean loss of some passages and where it falls."""
+
+    loss: float
+    weight: float
+    tensors: dict[str, FloatArray]  # as in the LoRA
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """How the predicted pieces of one passage were predicted."""
+
+    hit: npt.NDArray[np.bool_]  # (n,) whether the piece was the likeliest
+    prob: FloatArray  # (n,) its probability
+
+
+class StepGraph:
+    """The graphs of one drafter."""
+
+    def __init__(self, files: TrainingFiles, threads: int = 1) -> None:
+        """Open the graphs; raise `FolderError` for some that cannot be."""
+        config = SessionConfig(threads=threads)
+        self._step = open_session(files.step_graph, config, frugal=True)
+        self._evaluation = open_session(files.evaluation_graph, config, frugal=True)
+        self._weights = dict(files.tensors)
+        self._frozen = {
+            name: np.zeros(shape, np.float32)
+            for name, shape in lora_shapes(files.shapes, 0).items()
+        }
+        self._options = onnxruntime().RunOptions()
+
+    def interrupt(self) -> None:
+        """End the running pass, and every further one until `resume`."""
+        self._options.terminate = True
+
+    def resume(self) -> None:
+        """Let passes run again."""
+        self._options.terminate = False
+
+    def gradients(
+        self, passages: Sequence[Passage], lora: Lora, divergence: Sequence[float]
+    ) -> Gradients:
+        """Return loss and gradients of the LoRA; `divergence` are the factors of KL(p||q), KL(q||p)
+        and total variation. Raises `Interrupted`.
+        """
+        names = [f"{name}.grad" for name in lora.tensors]
+        loss = weight = 0.0
+        tensors = {name: np.zeros_like(x) for name, x in lora.tensors.items()}
+        for group in passes(passages):
+            feeds = self._feeds(group, lora) | _teaching(group)
+            feeds["divergence"] = np.array(divergence, np.float32)
+            share = float(feeds["nll_weight"].sum() + feeds["teacher_weight"].sum())
+            part, *gradients = self._run(self._step, ["loss", *names], feeds)
+            loss += share * float(part)
+            weight += share
+            for name, gradient in zip(tensors, gradients, strict=True):
+                gradient *= np.float32(share)
+                tensors[name] += gradient
+        for tensor in tensors.values():
+            tensor /= np.float32(weight or 1.0)
+        return Gradients(loss / (weight or 1.0), weight, tensors)
+
+    def predictions(self, passages: Sequence[Passage], lora: Lora | None) -> list[Prediction]:
+        """Return how each passage is predicted, by the drafter as shipped where there is no LoRA.
+        Raises `Interrupted`.
+        """
+        found: list[Prediction] = []
+        for group in passes(passages):
+            hit, prob = self._run(self._evaluation, ["hit", "prob"], self._feeds(group, lora))
+            cuts = np.cumsum([passage.num_predicted for passage in group])[:-1]
+            for one, other in zip(np.split(hit > 0, cuts), np.split(prob, cuts), strict=True):
+                found.append(Prediction(one, other))
+        return found
+
+    def _feeds(self, passages: Sequence[Passage], lora: Lora | None) -> dict[str, Any]:
+        length = max(len(passage.pieces) for passage in passages)
+        tokens = np.zeros((len(passages), length), np.int64)
+        at: list[npt.NDArray[np.int64]] = []
+        for i, passage in enumerate(passages):
+            end = len(passage.pieces)
+            tokens[i, :end] = passage.pieces
+            at.append(i * length + np.arange(end - passage.num_predicted - 1, end - 1))
+        following = [x.pieces[len(x.pieces) - x.num_predicted :] for x in passages]
+        feeds = {
+            "tokens": tokens,
+            "at": np.concatenate(at),
+            "next": np.concatenate(following),
+            "scale": np.array(lora.scale if lora else 0.0, np.float32),
+        }
+        return feeds | self._weights | self._frozen | dict(lora.tensors if lora else {})
+
+    def _run(self, session: Any, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+        try:
+            outputs: list[Any] = session.run(names, feeds, self._options)
+        except Exception as error:  # onnxruntime raises a family of unrelated classes
+            if self._options.terminate:
+                raise Interrupted from error
+            reason = " ".join(str(error).split())[:300]
+            raise TrainError(f"a training step failed in onnxruntime ({reason})") from error
+        return outputs
+
+
+def passes(passages: Sequence[Passage]) -> list[list[Passage]]:
+    """Divide passages, in their order, into what one pass takes."""
+    groups: list[list[Passage]] = []
+    longest = positions = 0
+    for passage in passages:
+        longest = max(longest, len(passage.pieces))
+        positions += passage.num_predicted
+        fits = groups and (len(groups[-1]) + 1) * longest <= _PIECES and positions <= _POSITIONS
+        if fits:
+            groups[-1].append(passage)
+        else:
+            groups.append([passage])
+            longest, positions = len(passage.pieces), passage.num_predicted
+    return groups
+
+
+def _teaching(passages: Sequence[Passage]) -> dict[str, Any]:
+    names = ("nll_weight", "teacher_ids", "teacher_probs", "teacher_weight")
+    return {name: np.concatenate([getattr(x, name) for x in passages]) for name in names}
