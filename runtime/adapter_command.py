@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .adapter_store import SHIPPED, AdapterRecord, AdapterStore, open_adapter_store
-from .cli_options import add_state_options, target_folder
+from .cli_options import add_action, device_state, target_folder
 from .folder import open_model_folder, open_target_folder
-from .state import DeviceState, default_state_dir
 from .tokenizer_file import TokenIds, load_tokenizer
 
 _ROW = "{:1} {:>10}  {:20} {:>5} {:>8} {:>9}  {}"
@@ -26,10 +25,8 @@ def add_adapter_command(commands: Any) -> argparse.ArgumentParser:
     actions = adapter.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     def add(name: str, lines: Callable[..., Iterator[str]], about: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
-        add_state_options(parser)
+        parser = add_action(actions, name, lines, about)
         parser.add_argument("--drafter", required=True, metavar="DIR", help="drafter folder")
-        parser.set_defaults(lines=lines)
         return parser
 
     add("list", _list, "show what there is")
@@ -81,9 +78,9 @@ def _import(args: argparse.Namespace) -> Iterator[str]:
 
 def _store(args: argparse.Namespace) -> AdapterStore:
     target = open_target_folder(target_folder(args))
-    state = DeviceState(args.state or default_state_dir(), target.fingerprint)
     ids = TokenIds(load_tokenizer(target.tokenizer))
-    return open_adapter_store(state.folder, open_model_folder(args.drafter), ids)
+    kept = device_state(args, target).folder
+    return open_adapter_store(kept, open_model_folder(args.drafter), ids)
 
 
 def _active(store: AdapterStore) -> str:

@@ -26,6 +26,7 @@ from .cli_options import (
     add_learning_option,
     add_target_options,
     decode_config,
+    device_state,
     session_config,
     target_folder,
 )
@@ -38,7 +39,6 @@ from .pair_report import describe_pair, pair_lines
 from .peers import PEERS
 from .plan import load_or_measure_plan
 from .plan_report import measure_rounds, plan_lines
-from .state import DeviceState, default_state_dir
 from .state_command import add_state_command
 from .tokenizer_file import load_tokenizer
 from .vocab_map import VocabMap
@@ -264,8 +264,7 @@ def _plan(args: argparse.Namespace) -> int:
     engine = Engine.open(folder, session=session, state_dir=args.state)
     plan = engine.plan
     if plan is None or args.remeasure:
-        state = DeviceState(args.state or default_state_dir(), folder.fingerprint)
-        plan = load_or_measure_plan(engine.target, state, remeasure=True)
+        plan = load_or_measure_plan(engine.target, device_state(args, folder), remeasure=True)
     print(f"{folder.name}, {session.num_threads} threads that rest between passes\n")
     print("\n".join(plan_lines(plan, measure_rounds(engine), cache_bytes)))
     return 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from .config import DecodeConfig, SamplingConfig, Verification
 from .errors import EdgeDraftError
+from .folder import ModelFolder
 from .learning import Learn
 from .ort_session import SessionConfig
+from .state import DeviceState, default_state_dir
 
 
 class UsageError(EdgeDraftError):
@@ -28,6 +31,23 @@ def add_state_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="device state (default: $EDGEDRAFT_STATE)"
     )
+
+
+def add_action(
+    actions: Any, name: str, lines: Callable[..., Iterator[str]], about: str
+) -> argparse.ArgumentParser:
+    """Add an action on a target's state; `args.lines(args)` carries it out and yields what is to be
+    printed.
+    """
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
+    add_state_options(parser)
+    parser.set_defaults(lines=lines)
+    return parser
+
+
+def device_state(args: argparse.Namespace, target: ModelFolder) -> DeviceState:
+    """Return the state of a target that is meant."""
+    return DeviceState(args.state or default_state_dir(), target.fingerprint)
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .adapter_store import active_lora
 from .composite import CompositeProposer
 from .draft_model import DraftModel
 from .errors import DrafterError
@@ -21,7 +20,7 @@ from .folder import SEED_SUFFIX, ModelFolder, file_sha256, open_model_folder
 from .interfaces import Proposer
 from .learned_ngrams import LearnedNgrams
 from .learning_translator import LearningTranslator
-from .merged_drafter import open_drafter
+from .merged_drafter import open_current_drafter
 from .onnx_model import OnnxModel
 from .policy import DraftPolicy
 from .suffix_lookup import SuffixLookup
@@ -112,12 +111,7 @@ def _open_model(
     trees: bool,
 ) -> DraftModel:
     vocab_map = _open_pair(folder, target.folder, pairs)
-    model = open_drafter(
-        folder,
-        target.config,
-        tokenizer_size=vocab_map.direct_token.size,
-        lora=active_lora(kept, folder, ids) if kept else None,
-    )
+    model = open_current_drafter(folder, target.config, vocab_map, ids, kept)
     cache = kept / f"spellings-{folder.fingerprint[:16]}.bin" if kept else None
     return DraftModel(
         model,

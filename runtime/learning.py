@@ -18,13 +18,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from .adapter_store import active_lora, open_adapter_store
+from .adapter_store import open_adapter_store
 from .composite import CompositeProposer
 from .datatypes import RoundTrace
 from .draft_model import DraftModel
 from .errors import DrafterError, EdgeDraftError, StateError
 from .interfaces import LanguageModel, Learner, Proposer
-from .merged_drafter import open_drafter
+from .merged_drafter import open_current_drafter
 from .onnx_model import OnnxModel
 from .tokenizer_file import TokenIds
 from .training_files import open_training_files
@@ -69,12 +69,7 @@ def open_learning(
     learner: Learner = found[0].load()(files, vocab_map, store, kept, ids.fingerprint)
 
     def reopen() -> OnnxModel:
-        return open_drafter(
-            model.folder,
-            model.config,
-            tokenizer_size=vocab_map.direct_token.size,
-            lora=active_lora(kept, model.folder, ids),
-        )
+        return open_current_drafter(model.folder, model.config, vocab_map, ids, kept)
 
     return Learning(learner, drafter, reopen, at_once=learn == "always")
 
@@ -103,9 +98,8 @@ class Learning:
         self._finished = 0  # requests
         self._done = 0  # requests after which there was nothing left to do
         self._turn = threading.Lock()  # to work
-        self._next: LanguageModel | None = (
-            None  # in the place of the drafter's, from the next request on
-        )
+        # In the place of the drafter's, from the next request on.
+        self._next: LanguageModel | None = None
         self._thread = threading.Thread(target=self._run, name="edgedraft-learning", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread inside onnxruntime must not outlive the interpreter

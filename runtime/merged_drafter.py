@@ -7,17 +7,21 @@ Only what the adapter changes is made anew; everything else stays the folder's, 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .adapter_store import active_lora
 from .folder import ModelFolder
 from .lora import Lora
 from .onnx_model import OnnxModel
 from .ort_session import SessionConfig
 from .requantize import quantize_columns
+from .tokenizer_file import TokenIds
 from .training_files import TrainingFiles, open_training_files
+from .vocab_map import VocabMap
 
 _SCALES = ".scales"  # ends the name of the initializer that holds the scales of another
 
@@ -34,6 +38,24 @@ def open_drafter(
     model = OnnxModel(folder, config, tokenizer_size=tokenizer_size, initializers=initializers)
     model.single_rows = True  # its bits decide nothing
     return model
+
+
+def open_current_drafter(
+    folder: ModelFolder,
+    config: SessionConfig,
+    vocab_map: VocabMap,
+    ids: TokenIds,
+    kept: Path | None,
+) -> OnnxModel:
+    """Open a drafter with what it has learned for the target with these ids, whose state is kept in
+    the folder `kept`; as shipped where that is None.
+    """
+    return open_drafter(
+        folder,
+        config,
+        tokenizer_size=vocab_map.direct_token.size,
+        lora=active_lora(kept, folder, ids) if kept else None,
+    )
 
 
 def merged_initializers(files: TrainingFiles, lora: Lora) -> dict[str, npt.NDArray[Any]]:

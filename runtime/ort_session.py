@@ -71,13 +71,15 @@ def open_session(
     config: SessionConfig,
     initializers: Mapping[str, npt.NDArray[Any]] | None = None,
     *,
+    weights: Path | None = None,
     frugal: bool = False,
 ) -> Any:
     """Open an `onnxruntime.InferenceSession`.
 
     `initializers` take the place of those that the graph keeps in another file. The session looks
     into these arrays, so they must be contiguous and outlive it. A `frugal` one holds no memory
-    between passes and little in them, at some cost in time. Raises `ProviderError` for a provider
+    between passes and little in them, at some cost in time. `weights` is the folder of the other
+    files of a graph that comes as bytes. Raises `ProviderError` for a provider
     that is not there and `FolderError` for a graph that onnxruntime refuses.
     """
     ort = onnxruntime()
@@ -88,6 +90,10 @@ def open_session(
     # Idle threads of one session otherwise spin on the cores that the other session needs
     # (docs/experiments.md).
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if weights is not None:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(weights)
+        )
     if frugal:
         options.enable_cpu_mem_arena = False
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .cli_options import add_state_options, target_folder
+from .cli_options import add_action, device_state, target_folder
 from .errors import StateError
 from .folder import open_target_folder
-from .state import DeviceState, default_state_dir, replaced
+from .state import DeviceState, replaced
 
 # What file names say; whatever else there is was learned as well.
 _KINDS = {
@@ -34,15 +34,10 @@ def add_state_command(commands: Any) -> argparse.ArgumentParser:
     )
     actions = state.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    def add(name: str, lines: Callable[..., Iterator[str]], about: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
-        add_state_options(parser)
-        parser.set_defaults(lines=lines)
-        return parser
-
-    add("show", _show, "list what is kept of a target")
-    add("forget", _forget, "erase all that was learned of texts; end other programs first")
-    export = add("export", _export, "copy what is kept of a target to a .tar file")
+    add_action(actions, "show", _show, "list what is kept of a target")
+    forget = "erase all that was learned of texts; end other programs first"
+    add_action(actions, "forget", _forget, forget)
+    export = add_action(actions, "export", _export, "copy what is kept of a target to a .tar file")
     export.add_argument("file", type=Path, metavar="FILE.tar")
     return state
 
@@ -81,8 +76,7 @@ def _export(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _state(args: argparse.Namespace) -> DeviceState:
-    target = open_target_folder(target_folder(args))
-    return DeviceState(args.state or default_state_dir(), target.fingerprint)
+    return device_state(args, open_target_folder(target_folder(args)))
 
 
 def _files(state: DeviceState) -> list[Path]:

@@ -49,9 +49,19 @@ def tiny_drafter(path: Path, weights: Weights | None = None, *, seed: int = 3) -
         location="decoder.onnx.data",
         size_threshold=_SMALLEST_OUTSIDE,
     )
-    (path / "weights.safetensors").write_bytes(
-        safetensors({f"{name}.weight": weight for name, weight in own.items()})
-    )
+    weights_by_name = {f"{name}.weight": weight for name, weight in own.items()}
+    add_training_files(path, weights_by_name, {name: f"{name}.weight" for name in own}, merge)
+    return path
+
+
+def add_training_files(
+    path: Path,
+    weights: Mapping[str, npt.NDArray[Any]],
+    modules: Mapping[str, str],
+    merge: Mapping[str, list[str]],
+) -> None:
+    """Let a drafter's folder say what it learns with; its graphs are nobody's to open."""
+    (path / "weights.safetensors").write_bytes(safetensors(weights))
     for name in ("training_step.onnx", "evaluation.onnx"):
         (path / name).write_bytes(b"the runtime does not open it")
     manifest = json.loads((path / "manifest.json").read_text())
@@ -61,11 +71,10 @@ def tiny_drafter(path: Path, weights: Weights | None = None, *, seed: int = 3) -
         "step_graph": "training_step.onnx",
         "evaluation_graph": "evaluation.onnx",
         "weights": "weights.safetensors",
-        "modules": {name: f"{name}.weight" for name in own},
+        "modules": modules,
         "merge": merge,
     }
     (path / "manifest.json").write_text(json.dumps(manifest))
-    return path
 
 
 def tiny_lora(shapes: Mapping[str, tuple[int, int]], *, seed: int = 0, rank: int = 4) -> Lora:

@@ -14,6 +14,9 @@ another near-tie (5 of 20 short answers; the two logits were less than 0.2 apart
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,12 +28,14 @@ import numpy.typing as npt
 import onnx
 
 from edgedraft.runtime.datatypes import FloatArray
+from edgedraft.runtime.errors import FolderError
 from edgedraft.runtime.folder import ModelFolder
 from edgedraft.runtime.graph_contract import GraphContract, discover, probe
-from edgedraft.runtime.ort_session import CPU, onnxruntime, usable_cores
+from edgedraft.runtime.ort_session import SessionConfig, onnxruntime, open_session
 
 from .errors import TrainError
 
+_log = logging.getLogger(__name__)
 _PROMPT_ROWS = 512  # of one pass: attention's scores grow with rows times tokens
 _NEEDED = ("position_ids", "seqlens_k", "total_sequence_length", "logit_rows")
 
@@ -172,9 +177,13 @@ class Pass:
 
 
 def answer_all(
-    model: BatchedModel, requests: Iterable[Request], choice: Choice, stop_ids: Sequence[int]
+    model: BatchedModel,
+    requests: Iterable[Request],
+    choice: Choice,
+    stop_ids: Sequence[int],
+    deadline: float = math.inf,
 ) -> Iterator[Pass]:
-    """Answer the requests; yield after every pass."""
+    """Answer the requests; yield after every pass. None begins once the deadline has passed."""
     waiting = iter(requests)
     running = [_begin(model, i, request) for i, request in enumerate(islice(waiting, model.slots))]
     while running:
@@ -194,6 +203,14 @@ def answer_all(
                 running[slot] = last
                 model.move(len(running), slot)
         yield done
+        if time.monotonic() > deadline:
+            _log.info("the time is over: the same command goes on")
+            return
+
+
+def deadline_after(minutes: float | None) -> float:
+    """Return when a run has to end that may take so long, None for as long as it takes."""
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
 def draw(logits: FloatArray, temperature: float, top_p: float, dice: np.random.Generator) -> int:
@@ -240,19 +257,10 @@ def _open_session(graph: Path) -> Any:
         if shape and shape[0].dim_value == 1:
             shape[0].dim_param = "batch"
     del model.graph.value_info[:]  # says 1 as well
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = usable_cores()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(graph.parent)
-    )
     try:
-        return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
-    except Exception as error:  # onnxruntime raises a family of unrelated classes
-        reason = " ".join(str(error).split())[:300]
-        raise TrainError(f"{graph}: cannot be loaded for several prompts ({reason})") from error
+        return open_session(model.SerializeToString(), SessionConfig(), weights=graph.parent)
+    except FolderError as error:
+        raise TrainError(f"{graph}: cannot be loaded for several prompts ({error})") from error
 
 
 def _check(contract: GraphContract, where: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgedraft.runtime.config import DecodeConfig, SamplingConfig
-from edgedraft.runtime.folder import ModelFolder, file_sha256, open_target_folder
-from edgedraft.runtime.tokenizer_file import load_tokenizer
+from edgedraft.runtime.folder import ModelFolder, file_sha256
 
-from .batched_generation import BatchedModel, Choice, Reply, Request, answer_all
+from .batched_generation import (
+    BatchedModel,
+    Choice,
+    Reply,
+    Request,
+    answer_all,
+    deadline_after,
+)
 from .data_sets import BY_FILE, TEST_FILES
 from .errors import TrainError
 from .growing_file import GrowingFile
+from .options import require_positive
 from .target import Target
 from .texts import read_jsonl
 
@@ -56,9 +62,7 @@ class CorpusOptions:
     def __post_init__(self) -> None:
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p, seed=self.seed)
         DecodeConfig(max_tokens=self.max_tokens, sampling=sampling)
-        for name in ("samples", "batch", "limit", "max_minutes"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        require_positive(self, "samples", "batch", "limit", "max_minutes")
         if self.top_k_logits < 0:
             raise ValueError(f"top_k_logits must be >= 0 (0 is none), got {self.top_k_logits}")
         if self.temperature == 0 and (self.samples > 1 or self.top_p < 1):
@@ -92,12 +96,13 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
 
 def make_corpus(options: CorpusOptions) -> None:
     """Answer the prompts that have no answer yet, until all are answered or the time is over."""
-    deadline = time.monotonic() + 60 * (options.max_minutes or float("inf"))
+    deadline = deadline_after(options.max_minutes)
     prompts = _all_prompts(options)
-    folder = open_target_folder(options.target)
+    target = Target(options.target)
+    folder = target.folder
     with GrowingFile(options.out, _settings(options, folder), options.prompts) as file:
         done = {(row["set"], row["row"], row.get("sample", 0)) for row in file.rows()}
-        requests = _requests(options, folder, prompts, done)
+        requests = _requests(options, target, prompts, done)
         total = len(prompts) * options.samples
         if not requests:
             _log.info("%s: nothing left to answer", options.out)
@@ -105,15 +110,11 @@ def make_corpus(options: CorpusOptions) -> None:
         needed = max(len(request.prompt_ids) + request.max_tokens for request in requests)
         model = BatchedModel(folder, min(options.batch, len(requests)), needed)
         choice = Choice(options.temperature, options.top_p, options.top_k_logits)
-        tokenizer = load_tokenizer(folder.tokenizer)
         progress = file.progress("answers", total - len(requests), total)
-        for passed in answer_all(model, requests, choice, folder.eos_token_ids):
+        for passed in answer_all(model, requests, choice, folder.eos_token_ids, deadline):
             for reply in passed.completed:
-                file.append(_row(reply, options, tokenizer))
+                file.append(_row(reply, options, target))
             progress.count(len(passed.completed), passed.tokens)
-            if time.monotonic() > deadline:
-                _log.info("the time is over: the same command goes on")
-                break
         progress.log()
 
 
@@ -128,14 +129,13 @@ def _all_prompts(options: CorpusOptions) -> list[Prompt]:
 
 
 def _requests(
-    options: CorpusOptions, folder: ModelFolder, prompts: list[Prompt], done: Collection[Key]
+    options: CorpusOptions, target: Target, prompts: list[Prompt], done: Collection[Key]
 ) -> list[Request]:
-    target = Target(options.target)
     requests = []
     too_long = 0
     for prompt in prompts:
         ids = target.encode(prompt.text)
-        if not 0 < len(ids) <= folder.context_length - options.max_tokens:
+        if not 0 < len(ids) <= target.folder.context_length - options.max_tokens:
             too_long += 1
             continue
         for sample in range(options.samples):
@@ -147,7 +147,7 @@ def _requests(
         _log.warning(
             "%d prompts are left out: empty, or longer than the context of %d allows",
             too_long,
-            folder.context_length,
+            target.folder.context_length,
         )
     return requests
 
@@ -171,7 +171,7 @@ def _settings(options: CorpusOptions, folder: ModelFolder) -> dict[str, Any]:
     }
 
 
-def _row(reply: Reply, options: CorpusOptions, tokenizer: Any) -> dict[str, Any]:
+def _row(reply: Reply, options: CorpusOptions, target: Target) -> dict[str, Any]:
     prompt, sample = reply.request.key
     row = {"set": prompt.data_set, "row": prompt.row}
     if options.temperature > 0:
@@ -180,7 +180,7 @@ def _row(reply: Reply, options: CorpusOptions, tokenizer: Any) -> dict[str, Any]
         "finished": reply.finished,
         "prompt": prompt.text,
         "response_ids": reply.token_ids,
-        "response": tokenizer.decode(reply.token_ids, skip_special_tokens=True),
+        "response": target.decode(reply.token_ids),
     }
     if options.top_k_logits:
         row["top_k_ids"] = [ids.tolist() for ids in reply.top_ids]

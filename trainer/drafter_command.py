@@ -30,6 +30,7 @@ from .errors import TrainError
 from .examples import Example, text_examples
 from .model import DrafterShape, load_drafter, make_drafter, save_drafter
 from .optimizer import drafter_optimizers
+from .options import require_positive
 from .provenance import describe_training, write_record
 from .rounds import Counts
 from .simulate import table
@@ -56,9 +57,7 @@ class DrafterOptions:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "text_tokens", "max_minutes"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        require_positive(self, "epochs", "text_tokens", "max_minutes")
 
 
 def train_drafter(options: DrafterOptions) -> None:

@@ -8,7 +8,6 @@ needs no data and is the target's own. Requests that are cut off, empty or said 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -17,11 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from edgedraft.runtime.config import SamplingConfig
-from edgedraft.runtime.folder import open_target_folder
-from edgedraft.runtime.tokenizer_file import load_tokenizer
 
-from .batched_generation import BatchedModel, Choice, Request, answer_all
+from .batched_generation import BatchedModel, Choice, Request, answer_all, deadline_after
 from .growing_file import GrowingFile
+from .options import require_positive
 from .target import Target
 
 _log = logging.getLogger(__name__)
@@ -46,17 +44,15 @@ class PromptOptions:
         SamplingConfig(temperature=self.temperature, top_p=self.top_p, seed=self.seed)
         if self.temperature == 0:
             raise ValueError("temperature must be > 0, got 0: every request would be the same")
-        for name in ("count", "max_tokens", "batch", "max_minutes"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        require_positive(self, "count", "max_tokens", "batch", "max_minutes")
 
 
 def imagine_prompts(options: PromptOptions) -> None:
     """Write requests until there are enough, or the time is over."""
-    deadline = time.monotonic() + 60 * (options.max_minutes or float("inf"))
-    folder = open_target_folder(options.target)
-    tokenizer = load_tokenizer(folder.tokenizer)
-    opening = Target(options.target).user_opening()
+    deadline = deadline_after(options.max_minutes)
+    target = Target(options.target)
+    folder = target.folder
+    opening = target.user_opening()
     settings = {
         "target": folder.fingerprint,
         "max_tokens": options.max_tokens,
@@ -74,18 +70,15 @@ def imagine_prompts(options: PromptOptions) -> None:
         requests = _requests(opening, options, first)
         choice = Choice(options.temperature, options.top_p)
         progress = file.progress("prompts", len(known), options.count)
-        for passed in answer_all(model, requests, choice, folder.eos_token_ids):
+        for passed in answer_all(model, requests, choice, folder.eos_token_ids, deadline):
             before = len(known)
             for reply in passed.completed:
-                text = tokenizer.decode(reply.token_ids, skip_special_tokens=True).strip()
+                text = target.decode(reply.token_ids).strip()
                 if reply.finished and len(text) >= _LEAST_CHARACTERS and text not in known:
                     known[text] = reply.request.key
                     file.append({"prompt": text, "draw": reply.request.key})
             progress.count(len(known) - before, passed.tokens)
             if len(known) >= options.count:
-                break
-            if time.monotonic() > deadline:
-                _log.info("the time is over: the same command goes on")
                 break
         progress.log()
 

@@ -33,6 +33,7 @@ from .drafter import Training
 from .errors import TrainError
 from .model import checksum, load_drafter
 from .optimizer import lora_optimizers
+from .options import require_positive
 from .provenance import describe_training, write_record
 from .simulate import table
 from .tokenizer import FILE, load_tokenizer
@@ -60,9 +61,7 @@ class LoraOptions:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rank", "alpha", "learning_rate", "epochs", "max_minutes"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        require_positive(self, "rank", "alpha", "learning_rate", "epochs", "max_minutes")
         if len({source.target.resolve() for source in self.answers}) > 1:
             raise TrainError("a LoRA is learned for one target: give its answers only")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,17 @@ class Target:
     """A target folder, of which the model itself is not needed."""
 
     def __init__(self, path: Path) -> None:
-        self._folder = open_target_folder(path)
-        self._tokenizer: Any = load_tokenizer(self._folder.tokenizer)
+        self.folder = open_target_folder(path)
+        self._tokenizer: Any = load_tokenizer(self.folder.tokenizer)
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Return the token ids of one user message, exactly as the runtime's engine does."""
-        return tuple(encode_prompt(self._folder, self._tokenizer, prompt))
+        return tuple(encode_prompt(self.folder, self._tokenizer, prompt))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
 
     def user_opening(self) -> tuple[int, ...]:
         """Return the token ids of a chat up to where the user's message begins.
@@ -36,9 +42,9 @@ class Target:
         """
         ids = self.encode("Yes")
         opening = ids[: common_prefix(ids, self.encode("No"))]
-        if self._folder.chat_template is None or not opening:
+        if self.folder.chat_template is None or not opening:
             raise TrainError(
-                f"{self._folder.path}: has no chat template, so nobody asks it anything"
+                f"{self.folder.path}: has no chat template, so nobody asks it anything"
             )
         return opening
 
@@ -49,5 +55,5 @@ class Target:
             Vocabulary(self._tokenizer),
             draft_end=END_ID,
             draft_mark=MARK_ID,
-            target_stop_ids=self._folder.eos_token_ids,
+            target_stop_ids=self.folder.eos_token_ids,
         )

@@ -17,8 +17,8 @@ from edgedraft.export.training_step import trainable_model
 from edgedraft.runtime.adapter_file import Adapter, manifest_path, read_adapter, write_adapter
 from edgedraft.runtime.lora import Lora
 from edgedraft.runtime.safetensors_file import read_safetensors
-from graphs import file_entry, tiny_target, write_target_folder
-from tiny_drafter import safetensors, tiny_lora
+from graphs import tiny_target, write_target_folder
+from tiny_drafter import add_training_files, safetensors, tiny_lora
 from tiny_models import CONFIGS, make_model
 
 peft = pytest.importorskip("peft", reason='needs peft: pip install "edgedraft[export]"')
@@ -44,20 +44,7 @@ class Drafter:
         self.folder = write_target_folder(
             folder, format="edgedraft-drafter", graph=b"not needed", chat_template=None
         )
-        (folder / "weights.safetensors").write_bytes(safetensors(own))
-        for name in ("training_step.onnx", "evaluation.onnx"):
-            (folder / name).write_bytes(b"not needed")
-        manifest = json.loads((folder / "manifest.json").read_text())
-        names = [x.name for x in folder.iterdir() if x.name != "manifest.json"]
-        manifest["files"] = {name: file_entry(folder / name) for name in names}
-        manifest["training"] = {
-            "step_graph": "training_step.onnx",
-            "evaluation_graph": "evaluation.onnx",
-            "weights": "weights.safetensors",
-            "modules": self.modules,
-            "merge": {name: [name] for name in self.modules},
-        }
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        add_training_files(folder, own, self.modules, {name: [name] for name in self.modules})
 
     def model(self) -> Any:
         """Return it afresh."""
