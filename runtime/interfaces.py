@@ -8,7 +8,7 @@ drafts for itself implements both. What makes a drafter better in the time betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from .config import SamplingConfig
 from .datatypes import FloatArray, Proposal, RoundTrace
@@ -105,8 +105,19 @@ class Learner(Protocol):
         """Hear of a round; this has to cost next to nothing."""
         ...
 
-    def end(self) -> None:
-        """Hear that the request is over, however it ended."""
+    def end(self) -> Any:
+        """Hear that the request is over, however it ended; return what was kept of it."""
+        ...
+
+    def add(self, request: Any) -> None:
+        """Take what `end` returned as one more request."""
+        ...
+
+    def passes(self, request: Any) -> tuple[int, int, int]:
+        """Return the target tokens of what `end` returned, and the passes they take with the
+        drafter as it was shipped and as it is now, at four drafted tokens a round. Not while
+        another thread is in `work`.
+        """
         ...
 
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:

@@ -79,7 +79,7 @@ class OnlineLearner:
         # Passes that active versions took more than the drafter as shipped, by unseen lesson.
         self._losses: deque[float] = deque(maxlen=_REMEMBERED)
         self._recorder: Recorder | None = None
-        self._inbox: deque[Callable[[], list[Lesson]]] = deque()  # requests not yet in the buffer
+        self._inbox: deque[Sequence[Lesson]] = deque()  # requests not yet in the buffer
         self._fresh: list[list[Lesson]] = []  # requests that no update has seen
         self._spared: list[Lesson] = []  # lessons that have judged, but not yet taught
         self._update: Iterator[None] | None = None
@@ -95,15 +95,32 @@ class OnlineLearner:
         if self._recorder is not None:
             self._recorder.observe(trace)
 
-    def end(self) -> None:
-        """Hear that the request is over."""
-        if self._recorder is not None:
-            self._inbox.append(self._recorder.lessons)
-            self._recorder = None
+    def end(self) -> list[Lesson]:
+        """Hear that the request is over; return what it can teach."""
+        if self._recorder is None:
+            return []
+        request = self._recorder.lessons()
+        self._recorder = None
+        self.add(request)
+        return request
 
     def add(self, request: Sequence[Lesson]) -> None:
-        """Learn from a request that was answered elsewhere."""
-        self._inbox.append(lambda: list(request))
+        """Learn from a request that was answered before."""
+        self._inbox.append(request)
+
+    def passes(self, request: Sequence[Lesson]) -> tuple[int, int, int]:
+        """Return the tokens of a request, and the target passes they take with the drafter as it
+        was shipped and as it is now, at four drafted tokens a round.
+        """
+        lessons = [replace(lesson, number=i) for i, lesson in enumerate(request)]
+        if self._graph is None:
+            self._graph = StepGraph(self._files, self.config.threads)
+        shipped, current = Version(None), Version(self._active.lora)
+        for version in (shipped, current):
+            deque(self._score(version, lessons), maxlen=0)
+        found = shipped.counts.values()
+        tokens, passes = sum(x.tokens for x in found), sum(x.rounds for x in found)
+        return tokens, passes, sum(x.rounds for x in current.counts.values())
 
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
         """Learn until there is nothing to learn from, the time is over or something else is to be
@@ -143,7 +160,7 @@ class OnlineLearner:
     def _take_in(self) -> None:
         with self._lock:
             while self._inbox:
-                self._fresh.append(self._buffer.add(self._inbox.popleft()()))
+                self._fresh.append(self._buffer.add(self._inbox.popleft()))
                 self.stats.requests += 1
 
     def _advance(self) -> bool:

@@ -51,6 +51,12 @@ class FakeLearner:
     def end(self) -> None:
         self.heard.append("end")
 
+    def add(self, request: Any) -> None:
+        self.heard.append("add")
+
+    def passes(self, request: Any) -> tuple[int, int, int]:
+        return 0, 0, 0
+
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
         self.seconds.append(seconds)
         self.stopped.clear()

@@ -107,6 +107,18 @@ def test_after_a_change_of_task_it_recovers_and_is_never_far_under_the_drafter_a
     assert tokens_per_pass(tmp_path, 29) > 2
 
 
+def test_passes_of_a_request_are_those_as_shipped_and_as_learned(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    (request,) = requests(1)
+    tokens, shipped, current = learner.passes(request)
+    assert shipped == current
+    teach(learner, requests(80))
+    after = learner.passes(request)
+    assert after[:2] == (tokens, shipped)
+    assert after[2] < shipped
+    assert tokens / after[2] == pytest.approx(tokens_per_pass(tmp_path, 7), rel=0.25)
+
+
 def test_an_adapter_that_does_worse_than_none_is_taken_out_of_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,8 +268,10 @@ def test_the_rounds_of_a_request_become_a_lesson(tmp_path: Path) -> None:
             verdict = Verdict((), tokens[-1])
             learner.observe(RoundTrace(NOTHING, verdict, tokens, logits, timings, None))
             logits[:] = 0  # valid until the next round only
-        learner.end()
-    learner.end()  # of no request
+        (lesson,) = learner.end()
+        assert lesson.context.tolist() == [1, 2, 3]
+        assert len(lesson.tokens) == 20
+    assert not learner.end()  # of no request
     assert learner.work(FOREVER, never)
     assert learner.stats.requests == QUICK.update_every
     assert learner.stats.steps == QUICK.steps
