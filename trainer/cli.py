@@ -85,6 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
     drafter.add_argument("--out", type=Path, required=True, metavar="DIR")
     for name, default in (("layers", 3), ("hidden", 384), ("heads", 6), ("mlp", 1024)):
         drafter.add_argument(f"--{name}", type=int, default=default, metavar="N")
+    drafter.add_argument(
+        "--start", type=Path, metavar="DIR", help="go on from this drafter, whatever its shape"
+    )
     drafter.add_argument("--loss", choices=_LOSSES, default="ce")
     drafter.add_argument("--epochs", type=int, default=3, metavar="N", help="over the answers")
     drafter.add_argument(
@@ -178,6 +181,7 @@ def _drafter(options: argparse.Namespace) -> None:
             answers=tuple(map(AnswerSource.parse, options.answers)),
             out=options.out,
             shape=DrafterShape(options.layers, options.hidden, options.heads, options.mlp),
+            start=options.start,
             loss=options.loss,
             text_tokens=options.text_tokens,
             epochs=options.epochs,

@@ -49,6 +49,7 @@ class DrafterOptions:
     answers: tuple[AnswerSource, ...]
     out: Path
     shape: DrafterShape = DrafterShape()
+    start: Path | None = None  # a drafter to go on from, in place of a new one of that shape
     loss: str = "ce"
     text_tokens: int | None = None
     epochs: int = 3
@@ -66,7 +67,7 @@ def train_drafter(options: DrafterOptions) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
     answers = [MappedAnswers.read(source, tokenizer) for source in options.answers]
     plan = _plan(options, tokenizer, answers)
-    model = make_drafter(options.shape, tokenizer.get_vocab_size(), options.seed)
+    model = _first_model(options, tokenizer)
     few = [mapped.first_held_out(FEW) for mapped in answers]
     training = Training(
         model,
@@ -100,6 +101,17 @@ def evaluate_drafter(folder: Path, sources: Sequence[AnswerSource]) -> dict[str,
     return measure(model, [MappedAnswers.read(s, tokenizer).held_out() for s in sources])
 
 
+def _first_model(options: DrafterOptions, tokenizer: Tokenizer) -> Any:
+    if options.start is None:
+        return make_drafter(options.shape, tokenizer.get_vocab_size(), options.seed)
+    if load_tokenizer(options.start).get_vocab() != tokenizer.get_vocab():
+        raise TrainError(
+            f"{options.start}: drafts in another vocabulary than {options.tokenizer}; "
+            "name its own folder as --tokenizer"
+        )
+    return load_drafter(options.start)
+
+
 def _plan(
     options: DrafterOptions, tokenizer: Tokenizer, answers: Sequence[MappedAnswers]
 ) -> list[list[Example]]:
@@ -114,5 +126,7 @@ def _plan(
 
 def _provenance(options: DrafterOptions) -> Mapping[str, Any]:
     files = [options.tokenizer / "tokenizer.json", *options.texts]
+    if options.start is not None:
+        files.append(options.start / "model.safetensors")
     files += [file for source in options.answers for file in source.files]
     return describe_training(files, options.seed)

@@ -61,6 +61,20 @@ def test_a_drafter_is_trained_and_measures_what_its_record_says(
     assert main([*options, "--resume"]) == 0
     assert (out / "model.safetensors").read_bytes() == weights, "there was nothing left to do"
 
+    further = ["drafter", "--tokenizer", str(out), "--start", str(out), "--answers", answers]
+    assert main([*further, "--out", str(tmp_path / "further"), "--epochs", "2"]) == 0
+    assert json.loads((tmp_path / "further/config.json").read_text())["num_hidden_layers"] == 1
+    after = json.loads((tmp_path / "further/training.json").read_text())["held_out"]["all"]
+    assert after["tau"] > record["held_out"]["all"]["tau"]
+    tokenizer_file = tmp_path / "other/tokenizer.json"
+    tokenizer_file.parent.mkdir()
+    tokenizer_file.write_text((out / "tokenizer.json").read_text().replace("the", "teh"))
+    capsys.readouterr()
+    assert (
+        main([*further, "--tokenizer", str(tmp_path / "other"), "--out", str(tmp_path / "o")]) == 2
+    )
+    assert "drafts in another vocabulary" in capsys.readouterr().err
+
 
 @pytest.mark.parametrize(
     ("options", "message"),
