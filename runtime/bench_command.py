@@ -73,7 +73,7 @@ def measure(request: BenchRequest, progress: Callable[[str], None]) -> dict[str,
     What can be refused is refused before the first run. Ctrl-C ends the runs early; what was
     measured so far is written, marked as interrupted.
     """
-    _check(request)
+    check_request(request)
     prompts = load_prompts(request.prompts, request.limit)
     folder = open_target_folder(request.target)
     provenance = describe_run(folder, request.session, request.config.sampling.seed)
@@ -110,7 +110,7 @@ def measure(request: BenchRequest, progress: Callable[[str], None]) -> dict[str,
         "plain_token_over_floor": 1 / overall["plain_tokens_per_second"] / floor_s,
     }
     document["plan"] = {str(rows): seconds for rows, seconds in sorted(plan.pass_s.items())}
-    document["settings"] = _settings(request)
+    document["settings"] = settings(request)
     document["interrupted"] = outcome.interrupted
     document["provenance"] = {**provenance, "load_average_after": load_average()}
     if request.json_path:
@@ -163,7 +163,7 @@ def _run_all(
     return outcome
 
 
-def _check(request: BenchRequest) -> None:
+def check_request(request: BenchRequest) -> None:
     """Fail now rather than after the last run."""
     if request.peers and request.config.sampling.temperature > 0:
         raise EdgeDraftError("peers are compared greedily: leave --temperature or --compare out")
@@ -182,7 +182,8 @@ def _check(request: BenchRequest) -> None:
         need("matplotlib", "--plot", "edgedraft[bench]")
 
 
-def _settings(request: BenchRequest) -> Mapping[str, Any]:
+def settings(request: BenchRequest) -> dict[str, Any]:
+    """Return what was asked for, as a JSON object."""
     config, sampling = request.config, request.config.sampling
     return {
         "prompts": list(request.prompts),

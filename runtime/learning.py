@@ -23,11 +23,13 @@ from .composite import CompositeProposer
 from .datatypes import RoundTrace
 from .draft_model import DraftModel
 from .errors import DrafterError, EdgeDraftError, StateError
+from .folder import ModelFolder
 from .interfaces import LanguageModel, Learner, Proposer
 from .merged_drafter import open_current_drafter
 from .onnx_model import OnnxModel
 from .tokenizer_file import TokenIds
 from .training_files import open_training_files
+from .vocab_map import VocabMap
 
 Learn: TypeAlias = Literal["off", "idle", "always"]
 
@@ -61,17 +63,27 @@ def open_learning(
             "can be written"
         )
     model, vocab_map = drafter.model, drafter.vocab_map
-    files = open_training_files(model.folder)
-    store = open_adapter_store(kept, model.folder, ids)
-    found = list(entry_points(group=_GROUP))
-    if not found:
-        raise DrafterError(f"no installed package has an entry point {_GROUP}: install edgedraft")
-    learner: Learner = found[0].load()(files, vocab_map, store, kept, ids.fingerprint)
+    learner = open_learner(model.folder, vocab_map, ids, kept)
 
     def reopen() -> OnnxModel:
         return open_current_drafter(model.folder, model.config, vocab_map, ids, kept)
 
     return Learning(learner, drafter, reopen, at_once=learn == "always")
+
+
+def open_learner(folder: ModelFolder, vocab_map: VocabMap, ids: TokenIds, kept: Path) -> Learner:
+    """Open what learns for a drafter, with its state in the folder `kept` of the target with these
+    ids.
+
+    Raises `DrafterError` where nothing can learn, `FolderError` for a drafter that cannot.
+    """
+    files = open_training_files(folder)
+    store = open_adapter_store(kept, folder, ids)
+    found = list(entry_points(group=_GROUP))
+    if not found:
+        raise DrafterError(f"no installed package has an entry point {_GROUP}: install edgedraft")
+    learner: Learner = found[0].load()(files, vocab_map, store, kept, ids.fingerprint)
+    return learner
 
 
 class Learning:
