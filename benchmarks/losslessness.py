@@ -1,8 +1,10 @@
 """Compare speculative with plain decoding, token by token and logit by logit, on a real model.
 
     python benchmarks/losslessness.py --target DIR --data ../shared/data --json FILE \
-        [--prompts-per-set 60] [--max-tokens 128] [--sampled] [--threads N] [--drafter NAME ...]
+        [--prompts-per-set 60] [--max-tokens 128] [--sampled] [--threads N] [--drafter NAME ...] \
+        [--learn]
 
+With `--learn` the drafter learns after every answer, and is another one as soon as it is better.
 Every emitted token and every logits row that a token came from are compared with `==`. Results
 are written after every prompt; a second call goes on where the first was stopped. This times
 nothing, so other work on the machine does not matter.
@@ -15,6 +17,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -34,12 +37,11 @@ def decode(engine: Engine, ids: list[int], config: DecodeConfig) -> tuple[list[i
     engine.forget()
     tokens: list[int] = []
     rows = []
-    passes = 0
-    for trace in engine.decoder.rounds(ids, config):
-        tokens += trace.emitted
-        rows.append(trace.logits.copy())  # the array is reused by the next round
-        passes += 1
-    return tokens, np.concatenate(rows), passes
+    for piece in engine.stream(ids, config):
+        if piece.trace:
+            tokens += piece.trace.emitted
+            rows.append(piece.trace.logits.copy())  # the array is reused by the next round
+    return tokens, np.concatenate(rows), len(rows)
 
 
 def compare(engine: Engine, content: Any, config: DecodeConfig) -> dict[str, Any]:
@@ -70,20 +72,32 @@ def main() -> int:
     )
     parser.add_argument("--drafter", nargs="+", default=list(DEFAULT), metavar="NAME")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--learn", action="store_true", help="let the drafter learn meanwhile")
     args = parser.parse_args()
     sampling = (
         SamplingConfig(temperature=0.8, top_p=0.95, seed=7) if args.sampled else SamplingConfig()
     )
     config = DecodeConfig(max_tokens=args.max_tokens, sampling=sampling)
-    engine = Engine.open(
-        args.target,
-        drafters=args.drafter,
-        session=SessionConfig(threads=args.threads),
-        keep=False,
-    )
+    with TemporaryDirectory() as state:
+        engine = Engine.open(
+            args.target,
+            drafters=args.drafter,
+            session=SessionConfig(threads=args.threads),
+            state_dir=Path(state) if args.learn else None,
+            keep=args.learn,
+            learn="always" if args.learn else "off",
+        )
+        try:
+            return _compare_all(engine, config, args)
+        finally:
+            engine.close()
+
+
+def _compare_all(engine: Engine, config: DecodeConfig, args: argparse.Namespace) -> int:
     results: dict[str, Any] = {"prompts": {}}
     if args.json.is_file():
         results = json.loads(args.json.read_text(encoding="utf-8"))
+    model = _model(engine)
     for name in _SETS:
         for prompt in spread(
             load_prompts([str(args.data / f"{name}.jsonl")]), args.prompts_per_set
@@ -101,8 +115,12 @@ def main() -> int:
                 "tokens_per_pass": sum(p["tokens"] for p in done) / sum(p["passes"] for p in done),
             }
             results["drafters"] = [Path(name).name for name in args.drafter]
+            if engine.learning:
+                used = results.get("learned_drafters_used", 0)
+                results["learned_drafters_used"] = used + (_model(engine) is not model)
+                model = _model(engine)
             results["provenance"] = describe_run(
-                engine.target.folder, engine.target.config, sampling.seed
+                engine.target.folder, engine.target.config, config.sampling.seed
             )
             write_atomic(args.json, json.dumps(results, indent=1).encode())
             print(prompt.id, results["summary"], file=sys.stderr, flush=True)
@@ -112,6 +130,12 @@ def main() -> int:
         and summary["identical_rows"] == summary["rows"]
     )
     return 0 if same else 1
+
+
+def _model(engine: Engine) -> Any:
+    """Return what drafts beside the n-grams at present, if anything does."""
+    drafter = getattr(engine.proposer, "drafter", None)
+    return drafter.model if drafter else None
 
 
 if __name__ == "__main__":

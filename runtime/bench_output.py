@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .bench import SPECULATIVE, PromptResult, Skipped
 from .bench_report import group_by_class
 from .extras import need
+from .learn_bench import Point
+from .learn_bench_report import WINDOW, moving
 
 _OURS, _GREY = "#1f6f8b", "#8a8a8a"
 
@@ -122,5 +127,35 @@ def plot_speedups(results: Sequence[PromptResult], document: Mapping[str, Any], 
         f"{document['provenance']['threads']} threads: median, middle 80 % and every prompt",
         fontsize=10,
     )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def plot_learning(
+    orders: Sequence[Sequence[Point]], document: Mapping[str, Any], path: Path
+) -> None:
+    """Write a picture of the learning curve over all orders, and of the drafter as shipped."""
+    figures = need("matplotlib.figure", "--plot", "edgedraft[bench]")
+    figure = figures.Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    window = min(WINDOW, len(orders[0]))
+    shipped, learned = zip(*(moving(points, window) for points in orders), strict=True)
+    requests = range(window, len(orders[0]) + 1)
+    axes.plot(requests, np.mean(shipped, axis=0), color=_GREY, label="as shipped")
+    low, high = np.min(learned, axis=0), np.max(learned, axis=0)
+    axes.fill_between(requests, low, high, color=_OURS, alpha=0.25, lw=0)
+    axes.plot(requests, np.mean(learned, axis=0), color=_OURS, label="learning")
+    lengths = [stream["requests"] for stream in document["streams"]]
+    for switch in accumulate(lengths[:-1]):
+        axes.axvline(switch, color="black", lw=1, ls=":")
+    axes.set_xlabel(f"requests (each point: the {window} before it)")
+    axes.set_ylabel("target tokens per pass")
+    provenance = document["provenance"]
+    axes.set_title(
+        f"{provenance['drafter']['name']} for {provenance['target']['name']}: mean and range of "
+        f"{len(orders)} orders",
+        fontsize=10,
+    )
+    axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

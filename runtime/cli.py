@@ -35,6 +35,12 @@ from .engine import Engine, Message
 from .errors import EdgeDraftError
 from .folder import open_model_folder, open_target_folder
 from .folder_report import cache_bytes_per_token, describe_folder, folder_lines
+from .learn_bench_command import (
+    add_learn_bench_options,
+    learn_bench_request,
+    measure_learning,
+)
+from .learn_bench_report import learning_lines
 from .pair_report import describe_pair, pair_lines
 from .peers import PEERS
 from .plan import load_or_measure_plan
@@ -111,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="Hugging Face folder of a drafter, for universal assisted generation in transformers",
     )
+    add_learn_bench_options(bench)
     bench.set_defaults(run=_bench)
 
     inspect = commands.add_parser("inspect", help="show the facts of a target folder")
@@ -235,10 +242,16 @@ def _bench(args: argparse.Namespace) -> int:
             json_path=args.json,
             plot_path=args.plot,
         )
+        learning = learn_bench_request(args, request)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    document = measure(request, _say)
-    for line in table_lines(document):
+    if learning:
+        document = measure_learning(learning, _say)
+        lines = learning_lines(document)
+    else:
+        document = measure(request, _say)
+        lines = table_lines(document)
+    for line in lines:
         _say(line)
     return _INTERRUPTED if document["interrupted"] else 0
 
