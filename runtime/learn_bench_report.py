@@ -1,6 +1,6 @@
 """From what was learned to the JSON document of `edgedraft bench --learn`, and a few lines of it.
 
-A rise is a ratio less one. Ratios are taken of counts added up; over several orders their mean and
+A rise is a difference. Ratios are taken of counts added up; over several orders their mean and
 range are given.
 """
 
@@ -120,13 +120,13 @@ def learning_lines(document: Mapping[str, Any]) -> Iterator[str]:
         f"{len(orders)} orders of {orders[0]['requests']} requests; learning took {cpu_s:.2f} s of "
         f"CPU per request, at most {summary['slowest_cpu_s']['max']:.1f} s at once"
     )
-    yield f"while learning: tokens per pass {_percent(summary['rise'])} over the drafter as shipped"
+    yield f"while learning: tokens per pass {_signed(summary['rise'])} over the drafter as shipped"
     for name, stream in summary["streams"].items():
         until = stream["requests_until_above"]
         since = (
             f"after {until['max']:.0f} requests" if until else f"for no {WINDOW} requests to come"
         )
-        yield f"  {name}: {_percent(stream['rise'])}; above it {since}"
+        yield f"  {name}: {_signed(stream['rise'])}; above it {since}"
     if summary["least_ratio"]:
         yield f"worst {WINDOW} requests in a row: {summary['least_ratio']['min']:.3f} of it"
     if alone := document["alone"]:
@@ -135,8 +135,8 @@ def learning_lines(document: Mapping[str, Any]) -> Iterator[str]:
             shipped = row["shipped"]
             yield (
                 f"{name}, drafter alone, k = {DRAFT_TOKENS}: {shipped['tokens_per_pass']:.2f} "
-                f"tokens per pass, {_percent(row['rise']['tokens_per_pass'])}; accepted "
-                f"{shipped['acceptance_rate']:.3f}, {_percent(row['rise']['acceptance_rate'])}; "
+                f"tokens per pass, {_signed(row['rise']['tokens_per_pass'])}; accepted "
+                f"{shipped['acceptance_rate']:.3f}, {_signed(row['rise']['acceptance_rate'])}; "
                 f"identical {row['identical_prompts']}/{row['prompts']}"
             )
     if combined := document["beside_ngrams"]:
@@ -181,10 +181,10 @@ def _measures(results: Sequence[PromptResult], kind: str) -> dict[str, float]:
 
 
 def _rise(learned: float, shipped: float) -> float | None:
-    return learned / shipped - 1 if shipped else None
+    return learned - shipped if shipped else None
 
 
-def _percent(rise: Mapping[str, float] | None) -> str:
+def _signed(rise: Mapping[str, float] | None) -> str:
     if rise is None:
         return "no rise to tell"
-    return f"{rise['mean']:+.1%} ({rise['min']:+.1%} to {rise['max']:+.1%})"
+    return f"{rise['mean']:+.3f} ({rise['min']:+.3f} to {rise['max']:+.3f})"

@@ -206,7 +206,7 @@ def test_the_document_has_what_scripts_rely_on(ran: Ran) -> None:
     assert first["learning"]["changes"] == 1 and second["learning"]["changes"] == 0
     assert first["learning"]["slowest_cpu_s"] >= BURNT_S > second["learning"]["slowest_cpu_s"]
     assert list(first["streams"]) == ["1 first", "2 second"]
-    assert first["streams"]["2 second"]["rise"] == pytest.approx(0.5)
+    assert first["streams"]["2 second"]["rise"] == pytest.approx(1)
     assert document["summary"]["rise"]["min"] == 0 < document["summary"]["rise"]["max"]
 
 
@@ -404,14 +404,14 @@ def test_the_least_ratio_is_that_of_the_worst_window_across_streams() -> None:
 def test_figures_of_an_order_are_of_sums_and_its_streams_are_its_parts() -> None:
     order = Order(0, [2, 3], points(10, 5, 20, 20, 20))
     found = describe_order(order, ["a", "b"])
-    assert found["rise"] == pytest.approx(50 / 75 - 1)
-    assert found["streams"]["a"]["rise"] == pytest.approx(20 / 15 - 1)
-    assert found["streams"]["b"]["rise"] == pytest.approx(-0.5)
+    assert found["rise"] == pytest.approx(200 / 75 - 4)
+    assert found["streams"]["a"]["rise"] == pytest.approx(80 / 15 - 4)
+    assert found["streams"]["b"]["rise"] == pytest.approx(-2)
     assert found["learning"]["cpu_s"] == pytest.approx(2.5)
     (window,) = found["windows"]
     assert window["begin"] == 0 and window["requests"] == 5
     summary = summarize_orders([found, found | {"rise": 1.0}], ["a", "b"])
-    assert summary["rise"]["min"] == pytest.approx(-1 / 3) and summary["rise"]["max"] == 1.0
+    assert summary["rise"]["min"] == pytest.approx(-4 / 3) and summary["rise"]["max"] == 1.0
     assert spread([None]) is None and spread([None, 2.0]) == {"mean": 2, "min": 2, "max": 2}
 
 
