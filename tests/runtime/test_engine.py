@@ -254,9 +254,26 @@ def test_the_plan_is_measured_once_and_remembered(
         raise AssertionError("measured again")
 
     monkeypatch.setattr("edgedraft.runtime.plan.measure_plan", again)
+    # A machine that is slower now was no slower then.
+    monkeypatch.setattr("edgedraft.runtime.plan._fastest_s", lambda model: 9.0)
     assert Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=tmp_path / "s").plan == first
     with pytest.raises(AssertionError, match="measured again"):  # other threads, other costs
         Engine.open(tiny_folder(), session=SessionConfig(threads=2), state_dir=tmp_path / "s")
+
+
+def test_a_plan_measured_while_something_else_had_the_machine_is_measured_again(
+    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Plan({1: 9.0, 2: 9.0, 4: 18.0}, {1: 0.0, 2: 0.0, 4: 0.0})
+    with monkeypatch.context() as patch:
+        patch.setattr("edgedraft.runtime.plan.measure_plan", lambda model: slow)
+        engine = Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=tmp_path / "s")
+        assert engine.plan == slow
+    for _ in range(2):
+        engine = Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=tmp_path / "s")
+        assert engine.plan is not None and engine.plan.pass_s[2] < 1
+        assert engine.target.length == 0
+        monkeypatch.setattr("edgedraft.runtime.plan._fastest_s", lambda model: 9.0)
 
 
 @pytest.mark.parametrize(
