@@ -20,14 +20,15 @@ ONLINE_TRAINER = {
     "buffer",
     "curriculum",
     "errors",
+    "evidence",
     "learner_config",
     "lesson",
     "online",
     "rounds",
     "step_graph",
+    "student",
     "teacher",
     "trie_marginal",
-    "version",
 }
 RUNTIME = {"numpy", "onnxruntime", "tokenizers", "jinja2"}
 TRAINER = {

@@ -1,5 +1,7 @@
 """AdamW (Loshchilov & Hutter, arXiv 1711.05101) on named arrays, with the gradient clipped to a
-norm over all of them (Pascanu et al., arXiv 1211.5063).
+norm over all of them (Pascanu et al., arXiv 1211.5063). What is worth using is the average of the
+tensors behind the latest steps (Polyak & Juditsky 1992): of a few answers each, steps are noise for
+the most part.
 
 Nothing is changed in place: whoever keeps tensors and the state that belongs to them can go back.
 """
@@ -16,6 +18,8 @@ from edgedraft.runtime.datatypes import FloatArray
 
 Tensors: TypeAlias = Mapping[str, FloatArray]
 
+_SOON = 10  # steps: an average of few ones forgets them sooner
+
 
 @dataclass(frozen=True, slots=True)
 class AdamW:
@@ -27,6 +31,7 @@ class AdamW:
     weight_decay: float = 0.01
     max_norm: float = 1.0
     warm_up: int = 10  # steps, since the first ones know little of how large gradients are
+    averaging: float = 0.99  # what is left of an average after a step; less during the first ones
 
     def step(
         self, tensors: Tensors, gradients: Tensors, state: AdamState
@@ -44,7 +49,9 @@ class AdamW:
         size = np.float32(rate / (1 - self.betas[0] ** count))
         scale = np.float32((1 - self.betas[1] ** count) ** -0.5)
         decay = np.float32(1 - rate * self.weight_decay)
+        left = np.float32(min(self.averaging, state.count / (state.count + _SOON)))
         after: dict[str, FloatArray] = {}
+        averages: dict[str, FloatArray] = {}
         means: dict[str, FloatArray] = {}
         squares: dict[str, FloatArray] = {}
         for name, tensor in tensors.items():
@@ -59,7 +66,10 @@ class AdamW:
             if not np.isfinite(after[name]).all():
                 return None
             means[name], squares[name] = mean, spread
-        return after, AdamState(count, means, squares)
+            averages[name] = after[name]
+            if name in state.averages:
+                averages[name] = left * state.averages[name] + (1 - left) * after[name]
+        return after, AdamState(count, means, squares, averages)
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # holds arrays
@@ -69,3 +79,4 @@ class AdamState:
     count: int = 0
     means: Tensors = field(default_factory=dict)
     squares: Tensors = field(default_factory=dict)
+    averages: Tensors = field(default_factory=dict)  # of the tensors themselves

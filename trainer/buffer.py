@@ -1,8 +1,7 @@
-"""The lessons that a learner keeps: the newest, some of all older ones, and some to be tested with.
+"""The lessons that a learner keeps: the newest and some of all older ones.
 
-    recent      the newest
-    older       a fair sample of those that are recent no more (Vitter's algorithm R)
-    held back   every tenth request; never trained on
+    recent   the newest
+    older    a fair sample of those that are recent no more (Vitter's algorithm R)
 
 Lessons are of bounded size and so is their number: the file stays under 4 MB. It holds texts, as
 the target's token ids; it is written as a whole, so after a kill it is the old or the new one.
@@ -23,9 +22,8 @@ from edgedraft.runtime.table_file import read_tables, write_tables
 
 from .lesson import TOP, Lesson
 
-RECENT, OLDER, HELD_BACK = 48, 160, 12
-_EVERY, _FIRST = 10, 4  # requests: one in so many is held back, the first one early
-_FORMAT = {"format": "edgedraft-lessons", "format_version": 1}
+RECENT, OLDER = 48, 400
+_FORMAT = {"format": "edgedraft-lessons", "format_version": 2}
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +35,10 @@ class Buffer:
         """Take up what `path` holds of the target with this fingerprint; None keeps nothing."""
         self.recent: list[Lesson] = []  # oldest first, as everywhere
         self.older: list[Lesson] = []
-        self.held_back: list[Lesson] = []
         self._path = path
         self._facts = _FORMAT | {"target": target}
         self._rng = rng
-        self._counts = np.zeros(3, np.int64)  # requests, lessons, lessons that became older
+        self._counts = np.zeros(2, np.int64)  # lessons, lessons that became older
         self._saved = True
         if path is not None and path.exists():
             try:
@@ -50,17 +47,11 @@ class Buffer:
                 _log.warning("%s", error)
 
     def add(self, request: Iterable[Lesson]) -> list[Lesson]:
-        """Keep the lessons of a request; return them, numbered, with what they are kept for."""
-        held_back = self._counts[0] % _EVERY == _FIRST
-        self._counts[0] += 1
-        added = []
-        for lesson in request:
-            added.append(replace(lesson, number=int(self._counts[1]), held_back=bool(held_back)))
-            self._counts[1] += 1
+        """Keep the lessons of a request; return them, numbered."""
+        first = int(self._counts[0])
+        added = [replace(lesson, number=i) for i, lesson in enumerate(request, first)]
+        self._counts[0] += len(added)
         self._saved = self._saved and not added
-        if held_back:
-            self.held_back = [*self.held_back, *added][-HELD_BACK:]
-            return added
         self.recent += added
         for lesson in self.recent[:-RECENT]:
             self._keep_some(lesson)
@@ -71,14 +62,13 @@ class Buffer:
         """Write what changed; raise `StateError` when the device refuses."""
         if self._path is None or self._saved:
             return
-        pools = (self.recent, self.older, self.held_back)
-        lessons = [lesson for pool in pools for lesson in pool]
+        lessons = [*self.recent, *self.older]
         write_tables(
             self._path,
             self._facts,
             {
                 "counts": self._counts,
-                "pools": np.array([len(pool) for pool in pools], np.int64),
+                "pools": np.array([len(self.recent), len(self.older)], np.int64),
                 "numbers": np.array([lesson.number for lesson in lessons], np.int64),
                 "context_lengths": np.array([len(x.context) for x in lessons], np.int64),
                 "lengths": np.array([len(x.tokens) for x in lessons], np.int64),
@@ -91,10 +81,10 @@ class Buffer:
         self._saved = True
 
     def _keep_some(self, lesson: Lesson) -> None:
-        self._counts[2] += 1
+        self._counts[1] += 1
         if len(self.older) < OLDER:
             self.older.append(lesson)
-        elif (place := int(self._rng.integers(self._counts[2]))) < OLDER:
+        elif (place := int(self._rng.integers(self._counts[1]))) < OLDER:
             self.older[place] = lesson
 
     def _load(self, path: Path) -> None:
@@ -107,14 +97,12 @@ class Buffer:
             np.split(tables["top_log_probs"].reshape(-1, TOP), ends),
             strict=True,
         )
-        trained = int(tables["pools"][:2].sum())
         lessons = [
-            Lesson(*parts, number=int(number), held_back=i >= trained)
-            for i, (parts, number) in enumerate(zip(arrays, tables["numbers"], strict=True))
+            Lesson(*parts, number=int(number))
+            for parts, number in zip(arrays, tables["numbers"], strict=True)
         ]
-        recent, older = tables["pools"][:2].cumsum().tolist()
-        self.recent, self.older = lessons[:recent], lessons[recent:older]
-        self.held_back = lessons[older:]
+        recent = int(tables["pools"][0])
+        self.recent, self.older = lessons[:recent], lessons[recent:]
         self._counts = tables["counts"].copy()
 
 

@@ -126,6 +126,10 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("evaluate", help="tokens per target pass on held-out answers")
     evaluate.add_argument("drafter", type=Path, metavar="DRAFTER_DIR")
     evaluate.add_argument("--answers", nargs="+", required=True, metavar=_ANSWERS)
+    evaluate.add_argument(
+        "--every", action="store_true",
+        help="every answer, as of test sets, not only those that no training sees",
+    )  # fmt: skip
     evaluate.set_defaults(run=_evaluate)
     return parser
 
@@ -223,7 +227,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from .simulate import table
 
     sources = [AnswerSource.parse(argument) for argument in options.answers]
-    print(table(evaluate_drafter(options.drafter, sources)))
+    print(table(evaluate_drafter(options.drafter, sources, every=options.every)))
 
 
 def _need_torch() -> None:

@@ -95,10 +95,13 @@ def train_drafter(options: DrafterOptions) -> None:
     _log.info("held-out answers\n%s", table(results))
 
 
-def evaluate_drafter(folder: Path, sources: Sequence[AnswerSource]) -> dict[str, Counts]:
-    """Measure a drafter on the held-out answers of every file."""
+def evaluate_drafter(
+    folder: Path, sources: Sequence[AnswerSource], *, every: bool = False
+) -> dict[str, Counts]:
+    """Measure a drafter on the held-out answers of every file, or on every answer."""
     model, tokenizer = load_drafter(folder), load_tokenizer(folder)
-    return measure(model, [MappedAnswers.read(s, tokenizer).held_out() for s in sources])
+    answers = [MappedAnswers.read(source, tokenizer) for source in sources]
+    return measure(model, answers if every else [mapped.held_out() for mapped in answers])
 
 
 def _first_model(options: DrafterOptions, tokenizer: Tokenizer) -> Any:

@@ -17,10 +17,9 @@ class LearnerConfig:
     rank: int = 32
     alpha: float = 32.0
     modules: tuple[str, ...] | None = None  # None: all that the drafter's folder names
-    update_every: int = 8  # requests
+    update_every: int = 5  # requests
     steps: int = 8  # of the optimiser, in one update
     positions: int = 128  # predicted pieces in one step
-    half_life: float = 8.0  # lessons after which one counts half in judging a candidate
     threads: int = 1
     seed: int = 0
 
@@ -31,9 +30,9 @@ class LearnerStats:
 
     requests: int = 0
     steps: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    rolled_back: int = 0
+    accepted: int = 0  # generations that came into use
+    rolled_back: int = 0  # times that one went out of use
     discarded: int = 0  # updates with a number that is not finite
+    begun_anew: int = 0  # students that were given up
     cpu_s: float = 0.0
     losses: list[float] = field(default_factory=list)  # of the last update's steps

@@ -38,7 +38,6 @@ class Lesson:
     top_ids: npt.NDArray[np.int32]  # (n, TOP), best first
     top_log_probs: npt.NDArray[np.float16]  # (n, TOP), -inf where there are fewer
     number: int = 0  # in the order of arrival
-    held_back: bool = False
 
     @classmethod
     def certain(cls, context: Sequence[int], tokens: Sequence[int]) -> Lesson:

@@ -1,13 +1,13 @@
 """Learns on the device from what the target says there, between requests.
 
-    lessons -> a few steps of the LoRA -> does it draft better? -> next generation, or nothing
+    lessons -> does the student draft them better? -> a few steps -> next generation, or nothing
 
-An update begins after every few requests. First the adapter in use is compared with the drafter as
-shipped on the requests that came since the last one, which it has not seen yet; if it is worse it
-is taken out of use. Then a copy of it learns, from new lessons and from older ones in turn, and
-takes its place unless it drafts worse than it, or than the drafter as shipped. That is asked of
-lessons that were held back and of the last few requests, which the next update learns from; the
-newer, the more they count. What counts is target tokens per pass (`rounds.py`).
+An update begins after every few requests. First the student drafts what they were about, which it
+has not learned from yet: that tells whether what it learned is to be used (`evidence.py`). It has
+to do better than the drafter as shipped to come into use, and goes out of use where it does worse.
+Then it learns, in use or not, from new lessons and from older ones in turn; where it is in use, the
+average of its latest states is the next generation. A student that does clearly worse for a long
+time begins anew.
 
 An update is a chain of short passes. It stops when a request begins, and goes on later.
 """
@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic, thread_time
 
@@ -26,25 +25,23 @@ import numpy as np
 
 from edgedraft.runtime.adapter_store import SHIPPED, AdapterStore
 from edgedraft.runtime.datatypes import RoundTrace
-from edgedraft.runtime.errors import EdgeDraftError
 from edgedraft.runtime.lora import Lora
 from edgedraft.runtime.training_files import TrainingFiles
 from edgedraft.runtime.vocab_map import VocabMap
 
 from .buffer import Buffer
 from .curriculum import curriculum
+from .evidence import Comparison, Evidence, compare
 from .learner_config import LearnerConfig, LearnerStats
 from .lesson import Lesson, Recorder
-from .step_graph import Interrupted, Passage, StepGraph
+from .step_graph import Passage, StepGraph, in_full
+from .student import Student
 from .teacher import Teacher
-from .version import Version, are_positive
 
-_CHECKED = 6  # of the lessons that the active adapter has not seen
-_REMEMBERED = 36  # of those, how it did
-_SPARED = 4  # one new request in so many is learned from later, since it has to judge first
-_JUDGES = 8  # lessons
-# Standard errors. Rolling back loses all that was learned, a rejection the work of one update.
-_ROLL_BACK, _REJECT = 2.0, 1.0
+_ASKED = 6  # of the newest lessons, in one update
+# Standard errors of the evidence. What has proved itself stays in use while nothing speaks against
+# it, and losing all that was learned takes more than not using it.
+_BETTER, _WORSE, _HOPELESS = 1.5, 1.0, 2.0
 LESSONS = "lessons.bin"  # in a target's folder of device state
 
 
@@ -73,15 +70,13 @@ class OnlineLearner:
         self._rng = np.random.default_rng(self.config.seed)
         self._buffer = Buffer(lessons, target, self._rng)
         self._lock = threading.Lock()  # of the buffer
-        self._shipped = Version(None)
-        self._active = self._shipped
-        self._generation: int | None = None  # of the active version
-        # Passes that active versions took more than the drafter as shipped, by unseen lesson.
-        self._losses: deque[float] = deque(maxlen=_REMEMBERED)
+        self._active: Lora | None = None  # what requests are drafted with; None: as shipped
+        self._generation: int | None = None  # of what is active
+        self._student: Student | None = None  # None: begins from nothing
+        self._evidence = Evidence()  # about the student
         self._recorder: Recorder | None = None
         self._inbox: deque[Sequence[Lesson]] = deque()  # requests not yet in the buffer
         self._fresh: list[list[Lesson]] = []  # requests that no update has seen
-        self._spared: list[Lesson] = []  # lessons that have judged, but not yet taught
         self._update: Iterator[None] | None = None
         self._graph: StepGraph | None = None  # opened when there is something to do
         self._follow_store()
@@ -112,15 +107,12 @@ class OnlineLearner:
         """Return the tokens of a request, and the target passes they take with the drafter as it
         was shipped and as it is now, at four drafted tokens a round.
         """
-        lessons = [replace(lesson, number=i) for i, lesson in enumerate(request)]
-        if self._graph is None:
-            self._graph = StepGraph(self._files, self.config.threads)
-        shipped, current = Version(None), Version(self._active.lora)
-        for version in (shipped, current):
-            deque(self._score(version, lessons), maxlen=0)
-        found = shipped.counts.values()
-        tokens, passes = sum(x.tokens for x in found), sum(x.rounds for x in found)
-        return tokens, passes, sum(x.rounds for x in current.counts.values())
+        graph = self._open_graph()
+        graph.resume()
+        found = [compare(lesson, self._active, graph, self._teacher) for lesson in request]
+        tokens = sum(x.shipped.tokens for x in found)
+        shipped = sum(x.shipped.rounds for x in found)
+        return tokens, shipped, sum(x.student.rounds for x in found)
 
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
         """Learn until there is nothing to learn from, the time is over or something else is to be
@@ -139,7 +131,7 @@ class OnlineLearner:
                     if len(self._fresh) < self.config.update_every:
                         break
                     self._update = self._learn()
-                if not self._advance():
+                if next(self._update, True):  # also one that raised is over
                     self._update = None
                     self._take_in()
         finally:
@@ -163,123 +155,80 @@ class OnlineLearner:
                 self._fresh.append(self._buffer.add(self._inbox.popleft()))
                 self.stats.requests += 1
 
-    def _advance(self) -> bool:
-        """Do one pass of the update; return whether it goes on."""
-        assert self._update is not None
-        try:
-            next(self._update)
-        except StopIteration:
-            return False
-        except EdgeDraftError:
-            self._update = None
-            raise
-        return True
-
     def _learn(self) -> Iterator[None]:
         """Make one update; whoever goes on with it may do so at any later time."""
-        if self._graph is None:
-            self._graph = StepGraph(self._files, self.config.threads)
         with self._lock:
             requests, self._fresh = self._fresh, []
         fresh = [lesson for request in requests for lesson in request]
-        few = max(1, len(requests) // _SPARED)
-        spared = [lesson for request in requests[-few:] for lesson in request]
-        new = [*self._spared, *fresh[: len(fresh) - len(spared)]]
-        self._spared = spared
         self._follow_store()
-        yield from self._check_active(fresh)
-        candidate = Version(self._active.lora or self._untaught(), self._active.optimizer)
+        is_wanted = yield from self._is_wanted(fresh[-_ASKED:])
+        student = self._student or Student(self._untaught())
         self.stats.losses = []
-        for passages in self._curriculum(new, spared):
-            while True:
-                try:
-                    is_sound = self._step(candidate, passages, self._graph)
-                    break
-                except Interrupted:
-                    yield
-            if not is_sound:
+        for passages in self._curriculum(fresh):
+            after = yield from in_full(partial(self._step, student, passages))
+            if after is None:
                 self.stats.discarded += 1
+                self._begin_from(self._active)
                 return
-            yield
+            student = after
         if self.stats.losses:
-            yield from self._judge(candidate, spared)
+            self._student = student
+            if is_wanted:
+                self._use(student.average)
 
-    def _check_active(self, fresh: Sequence[Lesson]) -> Iterator[None]:
-        """Take the active adapter out of use if the drafter did better without."""
-        if self._active is self._shipped:
-            return
-        fresh = fresh[-_CHECKED:]
-        for version in (self._active, self._shipped):
-            yield from self._score(version, fresh)
-        weights = {lesson.number: 1.0 for lesson in fresh}
-        losses = self._active.more_rounds(self._shipped, weights)
-        self._losses.extend(losses)
-        # All of a sudden, as after a change of task, or little by little.
-        if any(are_positive(x, _ROLL_BACK) for x in (losses, list(self._losses))):
-            self._losses.clear()
-            self._store.use(SHIPPED)
-            self._active, self._generation = self._shipped, None
-            self.stats.rolled_back += 1
-
-    def _judge(self, candidate: Version, unseen: Sequence[Lesson]) -> Iterator[None]:
-        """Use the candidate from now on if it drafts no worse."""
-        with self._lock:
-            judges = {lesson.number: lesson for lesson in (*self._buffer.held_back, *unseen)}
-        lessons = [judges[number] for number in sorted(judges)][-_JUDGES:]
-        if not lessons:
-            return
-        versions = {"candidate": candidate, "before": self._active, "shipped": self._shipped}
-        for version in versions.values():
-            yield from self._score(version, lessons)
-        ages = {x.number: lessons[-1].number - x.number for x in lessons}
-        weights = {number: 0.5 ** (age / self.config.half_life) for number, age in ages.items()}
-        others = (self._active, self._shipped)
-        if any(are_positive(candidate.more_rounds(x, weights), _REJECT) for x in others):
-            self.stats.rejected += 1
-        else:
-            assert candidate.lora is not None
-            found = {name: x.tokens_per_pass(weights) for name, x in versions.items()}
-            provenance = {"requests": self.stats.requests, "tokens_per_pass": found}
-            self._generation = self._store.add(candidate.lora, provenance=provenance)
-            self._active = candidate
-            self.stats.accepted += 1
-        for version in (self._active, self._shipped):
-            version.keep_only(lessons)
-
-    def _score(self, version: Version, lessons: Sequence[Lesson]) -> Iterator[None]:
-        assert self._graph is not None
-        is_open = True
-        while is_open:
-            with suppress(Interrupted):
-                is_open = version.score(lessons, self._graph, self._teacher)
-            yield
-
-    def _step(self, version: Version, passages: Sequence[Passage], graph: StepGraph) -> bool:
-        """Take one step; return False, and take none, if a number in it is not finite."""
-        assert version.lora is not None
-        lora = version.lora
-        gradients = graph.gradients(passages, lora, self.config.objective.divergence)
-        after = self.config.optimizer.step(lora.tensors, gradients.tensors, version.optimizer)
-        if after is None:
+    def _is_wanted(self, fresh: Sequence[Lesson]) -> Generator[None, None, bool]:
+        """Ask lessons that nobody has learned from; return whether the student is to be used."""
+        if self._student is None:
             return False
-        version.lora, version.optimizer = replace(lora, tensors=after[0]), after[1]
-        self.stats.steps += 1
-        self.stats.losses.append(gradients.loss)
-        return True
+        average, graph = self._student.average, self._open_graph()
+        found: list[Comparison] = []
+        for lesson in fresh:
+            once = partial(compare, lesson, average, graph, self._teacher)
+            found.append((yield from in_full(once)))
+        self._evidence.add(found)
+        if self._active is None:
+            is_wanted = self._evidence.is_better(_BETTER)
+        else:
+            is_wanted = not self._evidence.is_worse(_WORSE)
+            if not is_wanted:
+                self._store.use(SHIPPED)
+                self._active = self._generation = None
+                self.stats.rolled_back += 1
+        if self._evidence.is_full and self._evidence.is_worse(_HOPELESS):
+            self._begin_from(None)
+            self.stats.begun_anew += 1
+        return is_wanted
 
-    def _curriculum(
-        self, new: Sequence[Lesson], spared: Sequence[Lesson]
-    ) -> Iterator[list[Passage]]:
+    def _use(self, lora: Lora) -> None:
+        provenance = {
+            "requests": self.stats.requests,
+            "tokens_per_pass": self._evidence.tokens_per_pass(),
+        }
+        self._generation = self._store.add(lora, provenance=provenance)
+        self._active = lora
+        self.stats.accepted += 1
+
+    def _step(self, student: Student, passages: Sequence[Passage]) -> Student | None:
+        """Return the student behind one step; None if a number in it is not finite."""
+        divergence = self.config.objective.divergence
+        gradients = self._open_graph().gradients(passages, student.lora, divergence)
+        after = student.after(gradients.tensors, self.config.optimizer)
+        if after is not None:
+            self.stats.steps += 1
+            self.stats.losses.append(gradients.loss)
+        return after
+
+    def _curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
         with self._lock:
-            old = [*self._buffer.older, *self._buffer.recent]
-        apart = {lesson.number for lesson in (*new, *spared)}
-        return curriculum(
-            [lesson for lesson in new if not lesson.held_back],
-            [lesson for lesson in old if lesson.number not in apart],
-            self._teacher,
-            self.config,
-            self._rng,
-        )
+            kept = [*self._buffer.older, *self._buffer.recent]
+        new = {lesson.number for lesson in fresh}
+        old = [lesson for lesson in kept if lesson.number not in new]
+        return curriculum(fresh, old, self._teacher, self.config, self._rng)
+
+    def _open_graph(self) -> StepGraph:
+        if self._graph is None:
+            self._graph = StepGraph(self._files, self.config.threads)
+        return self._graph
 
     def _untaught(self) -> Lora:
         shapes = self._files.shapes
@@ -292,8 +241,12 @@ class OnlineLearner:
         generation = adapter.generation if adapter else None
         if generation != self._generation:
             self._generation = generation
-            self._active = Version(adapter.lora) if adapter else self._shipped
-            self._losses.clear()
+            self._active = adapter.lora if adapter else None
+            self._begin_from(self._active)
+
+    def _begin_from(self, lora: Lora | None) -> None:
+        self._student = Student(lora) if lora else None
+        self._evidence.clear()
 
 
 def open_learner(

@@ -7,9 +7,10 @@ put together as if they had been one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,23 @@ from .errors import TrainError
 _PIECES = 512
 _POSITIONS = 256
 
+_T = TypeVar("_T")
+
 
 class Interrupted(Exception):
     """A pass was ended; nothing came of it."""
+
+
+def in_full(work: Callable[[], _T]) -> Generator[None, None, _T]:
+    """Return what comes of some passes, after beginning again whenever one was ended; yield where
+    other work may come first.
+    """
+    while True:
+        with suppress(Interrupted):
+            found = work()
+            yield
+            return found
+        yield
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # holds arrays

@@ -61,6 +61,23 @@ def test_a_gradient_that_is_no_number_changes_nothing_and_is_told(bad: float) ->
     assert all(np.array_equal(values[name], before[name]) for name in before)
 
 
+def test_the_average_is_of_all_first_steps_and_later_of_the_latest() -> None:
+    optimizer, state, values = AdamW(averaging=0.9), AdamState(), tensors(0)
+    behind: list[Named] = []
+    for i in range(200):
+        after = optimizer.step(values, tensors(i), state)
+        assert after is not None
+        values, state = after
+        behind.append(values)
+        early = np.mean([x["a"] for x in behind], 0)
+        if i == 0:
+            np.testing.assert_array_equal(state.averages["a"], values["a"])
+        elif i == 3:
+            assert np.abs(state.averages["a"] - early).max() < np.abs(values["a"] - early).max()
+    latest = sum(0.1 * 0.9 ** (199 - i) * x["a"] for i, x in enumerate(behind))
+    np.testing.assert_allclose(state.averages["a"], latest, atol=1e-5)
+
+
 def test_what_was_there_before_a_step_stays_as_it_was() -> None:
     values = tensors(0)
     before = {name: x.copy() for name, x in values.items()}

@@ -54,6 +54,11 @@ def test_a_drafter_is_trained_and_measures_what_its_record_says(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     (tau,) = (row[2] for row in rows if row[0] == "all")
     assert tau == f"{record['held_out']['all']['tau']:.3f}"
+    held_out = record["held_out"]["all"]["tokens"]
+    assert main(["evaluate", str(out), "--every", "--answers", answers]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (tokens,) = (int(row[1]) for row in rows if row[0] == "all")
+    assert tokens > held_out
 
     assert main(options) == 2
     assert "go on with --resume" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""What lessons say of a student, and when that is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgedraft.trainer.evidence import REMEMBERED, Comparison, Evidence, are_positive, compare
+from edgedraft.trainer.lesson import Lesson
+from edgedraft.trainer.rounds import Counts
+from edgedraft.trainer.step_graph import StepGraph
+from edgedraft.trainer.teacher import Objective, Teacher
+from tiny_learner import tiny_pair, tiny_training_files
+
+
+def told(*more: int) -> list[Comparison]:
+    """Return lessons for which a student takes so many passes more."""
+    return [Comparison(Counts(40, 20 + x), Counts(40, 20)) for x in more]
+
+
+@pytest.mark.parametrize(
+    ("more", "is_worse"),
+    [
+        ([], False),
+        ([1], False),
+        ([0, 0], False),
+        ([3, -2], False),
+        ([2, 2], True),
+        ([-2, -2], False),
+    ],
+)
+def test_a_difference_within_its_standard_error_counts_as_none(
+    more: Sequence[int], is_worse: bool
+) -> None:
+    evidence = Evidence()
+    evidence.add(told(*more))
+    assert evidence.is_worse(1.0) == is_worse
+    evidence = Evidence()
+    evidence.add(told(*(-x for x in more)))
+    assert evidence.is_better(1.0) == is_worse
+
+
+def test_more_standard_errors_ask_for_more_lessons() -> None:
+    assert are_positive([1.0] * 5, 2.0)
+    assert not are_positive([1.0] * 4, 2.0)
+
+
+def test_only_the_latest_lessons_count() -> None:
+    evidence = Evidence()
+    evidence.add(told(*[-1] * REMEMBERED))
+    assert evidence.is_full and evidence.is_better(2.0)
+    for _ in range(REMEMBERED // 2):
+        evidence.add(told(1, 1))
+    assert evidence.is_worse(2.0)
+    evidence.clear()
+    assert not evidence.is_full and not evidence.is_worse(0.0)
+
+
+def test_a_sudden_fall_counts_at_once_whatever_was_before() -> None:
+    evidence = Evidence()
+    evidence.add(told(*[-1] * 30))
+    evidence.add(told(1, 1, -1, 1, 1, 1))
+    assert evidence.is_better(2.0)  # not so sudden
+    evidence.add(told(1, 1, 1, 2, 1, 1))
+    assert evidence.is_worse(2.0) and not evidence.is_full
+
+
+def test_tokens_per_pass_are_of_all_lessons_together() -> None:
+    evidence = Evidence()
+    assert evidence.tokens_per_pass() == {"student": 0, "shipped": 0}
+    evidence.add(told(-10, 0))
+    assert evidence.tokens_per_pass() == {"student": 80 / 30, "shipped": 2.0}
+
+
+def test_a_lesson_is_predicted_with_what_was_learned_and_without(tmp_path: Path) -> None:
+    graph = StepGraph(tiny_training_files(tmp_path))
+    teacher = Teacher(tiny_pair(), Objective())
+    found = compare(Lesson.certain([1], list(range(40))), None, graph, teacher)
+    assert found.student == found.shipped and found.shipped.tokens == 40
+    assert compare(Lesson.certain([], [5]), None, graph, teacher).shipped == Counts()
