@@ -445,7 +445,8 @@ def test_peak_memory_grows_by_what_was_touched() -> None:
     block = bytearray(32 * 2**20)
     block[::4096] = b"x" * len(block[::4096])
     del block
-    assert 30 * 2**20 < (memory.growth() or 0) < 64 * 2**20
+    # What the allocator had at hand before is not growth.
+    assert 24 * 2**20 < (memory.growth() or 0) < 64 * 2**20
 
 
 def test_reading_twice_as_much_takes_longer() -> None:
