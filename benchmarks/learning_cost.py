@@ -5,7 +5,7 @@
 
 The same requests arrive back to back, in blocks that take turns: with learning off, and with
 `--learn idle`, which has enough to learn from after a few of them. Every block has an engine of its
-own, and begins with nothing but the plan of the device. Then a learner hears the requests once more
+own, and begins with nothing but the plan of the device. Then a learner takes in the answers
 and makes its updates on one thread; the drafter is opened with every adapter that comes of it.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -22,9 +23,10 @@ from time import perf_counter, process_time
 from typing import Any
 
 from edgedraft.runtime import DecodeConfig, Engine
-from edgedraft.runtime.learn_bench import Subject
+from edgedraft.runtime.bench import Skipped
+from edgedraft.runtime.learn_bench import Subject, answer
 from edgedraft.runtime.learning import Learn
-from edgedraft.runtime.prompt_files import load_prompts
+from edgedraft.runtime.prompt_files import BenchPrompt, load_prompts
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.state import write_atomic
 
@@ -51,21 +53,18 @@ def block(args: argparse.Namespace, learn: Learn, plan: Path, prompts: list[list
     return seconds
 
 
-def update(engine: Engine, prompts: list[list[int]], config: DecodeConfig) -> dict[str, Any]:
-    """Let a learner hear requests until it makes an update, and open the drafter that comes of it;
-    return what both took.
+def update(engine: Engine, prompts: Sequence[BenchPrompt], config: DecodeConfig) -> dict[str, Any]:
+    """Let a learner take in the answers one by one, and open the drafter that comes of it; return
+    what both took.
     """
     subject = Subject(engine)
     updates: list[dict[str, float]] = []
     swaps: list[float] = []
     with TemporaryDirectory() as kept:
         learner = subject.learner(Path(kept))
-        for prompt in prompts:
-            learner.begin(prompt)
-            for piece in engine.stream(prompt, config):
-                if piece.trace:
-                    learner.observe(piece.trace)
-            learner.end()
+        answers = list(answer(subject, prompts, config))
+        for request in (x for x in answers if not isinstance(x, Skipped)):
+            learner.add(request)
             wall_s, cpu_s = perf_counter(), process_time()
             changed = learner.work(float("inf"), lambda: False)
             cost = {"wall_s": perf_counter() - wall_s, "cpu_s": process_time() - cpu_s}
@@ -97,10 +96,11 @@ def main() -> None:
         engine = Engine.open(
             args.target, drafters=["ngram", args.drafter], state_dir=plan, keep=False
         )
-        prompts = [engine.encode(p.content) for p in load_prompts(args.prompts)][: args.requests]
+        prompts = load_prompts(args.prompts)[: args.requests]
+        encoded = [engine.encode(prompt.content) for prompt in prompts]
         for number in range(args.blocks):
             for name in list(seconds)[:: 1 if number % 2 else -1]:
-                seconds[name].append(block(args, name, plan, prompts))
+                seconds[name].append(block(args, name, plan, encoded))
                 print(name, f"{seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
     costs = update(engine, prompts, config)
     ratios = [a / b for a, b in zip(seconds["idle"], seconds["off"], strict=True)]

@@ -74,11 +74,13 @@ def compare(lesson: Lesson, lora: Lora | None, graph: StepGraph, teacher: Teache
     """Predict a lesson with a LoRA and without. Raises `Interrupted`."""
     if (spelled := teacher.spell(lesson)) is None:
         return Comparison(Counts(), Counts())
-    found = []
-    for one in (lora, None):
-        (prediction,) = graph.predictions([spelled.passage], one)
-        found.append(count_matches(matches_of(prediction.hit.tolist(), spelled.lengths)))
-    return Comparison(*found)
+
+    def drafted(with_lora: Lora | None) -> Counts:
+        (prediction,) = graph.predictions([spelled.passage], with_lora)
+        return count_matches(matches_of(prediction.hit.tolist(), spelled.lengths))
+
+    shipped = drafted(None)
+    return Comparison(drafted(lora) if lora else shipped, shipped)
 
 
 def are_positive(differences: Sequence[float], errors: float) -> bool:
