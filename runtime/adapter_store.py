@@ -3,6 +3,7 @@
     N.onnx_adapter, N.json    generation N (`adapter_file.py`); a number is never given twice
     trail.json                the generations that were active, the present one last; null stands
                               for the drafter as it was shipped
+    student.bin               what is still being learned; the learner's
 
 A generation is whole on disk before the trail names it, and is removed after the trail has stopped
 to, so a kill at any moment leaves the old or the new one active. Rolling back is going back on the
@@ -36,7 +37,7 @@ from .tokenizer_file import TokenIds
 from .training_files import find_training_files, open_training_files
 
 SHIPPED = "none"  # in the place of a name: the drafter without any adapter
-_TRAIL = "trail.json"
+_TRAIL, _STUDENT = "trail.json", "student.bin"
 _KEPT = 4
 _LONGEST_NAME = 64
 
@@ -80,6 +81,7 @@ class AdapterStore:
     def __init__(self, folder: Path, base: AdapterBase) -> None:
         self._folder = folder
         self._base = base
+        self.student_path = folder / _STUDENT
 
     def active(self) -> Adapter | None:
         """Return the active adapter, None for the drafter as shipped. One that cannot be used is
@@ -173,7 +175,8 @@ class AdapterStore:
         trail = [*trail, generation][-_KEPT:]
         save_json(self._folder / _TRAIL, trail)
         named = {x.name: x.generation for x in self.records() if x.name is not None}
-        kept = {str(x) for x in (*trail, *named.values())} | {Path(_TRAIL).stem}
+        kept = {str(x) for x in (*trail, *named.values())}
+        kept |= {Path(x).stem for x in (_TRAIL, _STUDENT)}
         with suppress(OSError):  # what cannot be removed is in nobody's way
             # Manifests first: an adapter without one counts as not there.
             for path in sorted(self._folder.iterdir(), key=lambda x: x.suffix == SUFFIX):

@@ -131,3 +131,9 @@ class Learner(Protocol):
     def save(self) -> None:
         """Write what is to be learned from; raise `StateError` when refused."""
         ...
+
+    def close(self) -> None:
+        """Write all that would be lost, when nothing more is to be learned; raise `StateError` when
+        refused.
+        """
+        ...

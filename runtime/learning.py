@@ -156,6 +156,11 @@ class Learning:
         self.learner.interrupt()
         self._thread.join(_PATIENCE_S)
         atexit.unregister(self.close)
+        if not self._thread.is_alive():
+            try:
+                self.learner.close()
+            except StateError as error:
+                _log.warning("%s", error)
 
     def _run(self) -> None:
         while not self._closed:

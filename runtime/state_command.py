@@ -21,6 +21,7 @@ _KINDS = {
     "ngrams.bin": "counts of n-grams",
     "spellings-*.bin": "how a drafter spells the target's tokens",
     "lessons.bin": "texts that a drafter learns from",
+    "adapters/*/student.bin": "what a drafter is learning",
     "adapters/*": "what a drafter has learned",
 }
 

@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 class Buffer:
     """The lessons of one target."""
 
-    def __init__(self, path: Path | None, target: str, rng: np.random.Generator) -> None:
+    def __init__(self, path: Path | None, target: str, seed: int = 0) -> None:
         """Take up what `path` holds of the target with this fingerprint; None keeps nothing."""
         self.recent: list[Lesson] = []  # oldest first, as everywhere
         self.older: list[Lesson] = []
         self._path = path
         self._facts = _FORMAT | {"target": target}
-        self._rng = rng
+        self._seed = seed
         self._counts = np.zeros(2, np.int64)  # lessons, lessons that became older
         self._saved = True
         if path is not None and path.exists():
@@ -46,10 +46,14 @@ class Buffer:
             except StateError as error:
                 _log.warning("%s", error)
 
+    @property
+    def count(self) -> int:
+        """How many lessons there were, which is the number of the next."""
+        return int(self._counts[0])
+
     def add(self, request: Iterable[Lesson]) -> list[Lesson]:
         """Keep the lessons of a request; return them, numbered."""
-        first = int(self._counts[0])
-        added = [replace(lesson, number=i) for i, lesson in enumerate(request, first)]
+        added = [replace(lesson, number=i) for i, lesson in enumerate(request, self.count)]
         self._counts[0] += len(added)
         self._saved = self._saved and not added
         self.recent += added
@@ -84,7 +88,11 @@ class Buffer:
         self._counts[1] += 1
         if len(self.older) < OLDER:
             self.older.append(lesson)
-        elif (place := int(self._rng.integers(self._counts[1]))) < OLDER:
+            return
+        count = int(self._counts[1])
+        # A generator for each, so that a restart changes nothing.
+        place = int(np.random.default_rng((self._seed, count)).integers(count))
+        if place < OLDER:
             self.older[place] = lesson
 
     def _load(self, path: Path) -> None:

@@ -9,32 +9,38 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgedraft.runtime.lora import Lora
 
 from .lesson import Lesson
-from .rounds import Counts, count_matches, matches_of
+from .rounds import count_matches, matches_of
 from .step_graph import StepGraph
 from .teacher import Teacher
 
 REMEMBERED = 36  # lessons
+_NEWEST = 6  # lessons
 _SUDDEN = 2.0  # standard errors
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What one lesson takes with what was learned, and as shipped."""
+class Comparison(NamedTuple):
+    """Tokens of a lesson, and the target passes they take with what was learned and as shipped."""
 
-    student: Counts
-    shipped: Counts
+    tokens: int
+    student: int
+    shipped: int
 
 
 class Evidence:
     """What the latest lessons say."""
 
-    def __init__(self) -> None:
-        self._latest: deque[Comparison] = deque(maxlen=REMEMBERED)
+    def __init__(self, latest: Iterable[Comparison] = ()) -> None:
+        self._latest = deque(latest, maxlen=REMEMBERED)
+
+    @property
+    def latest(self) -> tuple[Comparison, ...]:
+        """All that it goes by, oldest first."""
+        return tuple(self._latest)
 
     @property
     def is_full(self) -> bool:
@@ -42,12 +48,15 @@ class Evidence:
         return len(self._latest) == REMEMBERED
 
     def add(self, fresh: Sequence[Comparison]) -> None:
-        """Take in new lessons. Where they say by themselves that the student does worse, the task
-        is another one, and what was said before does not count any more.
+        """Take in new lessons. Where the newest say by themselves that the student does worse, and
+        all together do not, the task is another one: what was said before does not count any more.
         """
-        if are_positive(_differences(fresh), _SUDDEN):
-            self._latest.clear()
         self._latest.extend(fresh)
+        newest = self.latest[-_NEWEST:]
+        is_sudden = are_positive(_differences(newest), _SUDDEN)
+        if is_sudden and not self.is_worse(_SUDDEN):
+            self._latest.clear()
+            self._latest.extend(newest)
 
     def clear(self) -> None:
         """Forget all, since it was of another student."""
@@ -63,24 +72,24 @@ class Evidence:
 
     def tokens_per_pass(self) -> dict[str, float]:
         """Return the target tokens that a pass yields, with what was learned and as shipped."""
-        totals = {"student": Counts(), "shipped": Counts()}
-        for comparison in self._latest:
-            for name, total in totals.items():
-                total.add(getattr(comparison, name))
-        return {name: total.tokens / max(1, total.rounds) for name, total in totals.items()}
+        tokens = sum(x.tokens for x in self._latest)
+        return {
+            "student": tokens / max(1, sum(x.student for x in self._latest)),
+            "shipped": tokens / max(1, sum(x.shipped for x in self._latest)),
+        }
 
 
 def compare(lesson: Lesson, lora: Lora | None, graph: StepGraph, teacher: Teacher) -> Comparison:
     """Predict a lesson with a LoRA and without. Raises `Interrupted`."""
     if (spelled := teacher.spell(lesson)) is None:
-        return Comparison(Counts(), Counts())
+        return Comparison(0, 0, 0)
 
-    def drafted(with_lora: Lora | None) -> Counts:
+    def passes(with_lora: Lora | None) -> int:
         (prediction,) = graph.predictions([spelled.passage], with_lora)
-        return count_matches(matches_of(prediction.hit.tolist(), spelled.lengths))
+        return count_matches(matches_of(prediction.hit.tolist(), spelled.lengths)).rounds
 
-    shipped = drafted(None)
-    return Comparison(drafted(lora) if lora else shipped, shipped)
+    shipped = passes(None)
+    return Comparison(len(spelled.lengths), passes(lora) if lora else shipped, shipped)
 
 
 def are_positive(differences: Sequence[float], errors: float) -> bool:
@@ -91,4 +100,4 @@ def are_positive(differences: Sequence[float], errors: float) -> bool:
 
 
 def _differences(comparisons: Iterable[Comparison]) -> list[int]:
-    return [x.student.rounds - x.shipped.rounds for x in comparisons]
+    return [x.student - x.shipped for x in comparisons]

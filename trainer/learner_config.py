@@ -17,8 +17,8 @@ class LearnerConfig:
     rank: int = 32
     alpha: float = 32.0
     modules: tuple[str, ...] | None = None  # None: all that the drafter's folder names
-    update_every: int = 5  # requests
-    steps: int = 8  # of the optimiser, in one update
+    update_every: int = 3  # lessons
+    steps: int = 5  # of the optimiser, in one update
     positions: int = 128  # predicted pieces in one step
     threads: int = 1
     seed: int = 0

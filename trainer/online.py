@@ -2,21 +2,22 @@
 
     lessons -> does the student draft them better? -> a few steps -> next generation, or nothing
 
-An update begins after every few requests. First the student drafts what they were about, which it
-has not learned from yet: that tells whether what it learned is to be used (`evidence.py`). It has
-to do better than the drafter as shipped to come into use, and goes out of use where it does worse.
-Then it learns, in use or not, from new lessons and from older ones in turn; where it is in use, the
-average of its latest states is the next generation. A student that does clearly worse for a long
-time begins anew.
+An update takes the next few lessons. First the student drafts them, which it has not learned from
+yet: that tells whether what it learned before is to be used (`evidence.py`). It has to do better
+than the drafter as shipped to come into use, and goes out of use where it does worse; while it is
+in use, the average of its latest states is the next generation. Then it learns, in use or not, from
+the new lessons and from older ones in turn. A student that does clearly worse for a long time
+begins anew.
 
-An update is a chain of short passes. It stops when a request begins, and goes on later.
+An update is a chain of short passes. It stops when a request begins, and goes on later. What ends
+with the program goes on with the next one (`student_file.py`), whatever is drawn included.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic, thread_time
@@ -29,16 +30,16 @@ from edgedraft.runtime.lora import Lora
 from edgedraft.runtime.training_files import TrainingFiles
 from edgedraft.runtime.vocab_map import VocabMap
 
-from .buffer import Buffer
+from .buffer import RECENT, Buffer
 from .curriculum import curriculum
 from .evidence import Comparison, Evidence, compare
 from .learner_config import LearnerConfig, LearnerStats
 from .lesson import Lesson, Recorder
 from .step_graph import Passage, StepGraph, in_full
 from .student import Student
+from .student_file import Progress, StudentFile
 from .teacher import Teacher
 
-_ASKED = 6  # of the newest lessons, in one update
 # Standard errors of the evidence. What has proved itself stays in use while nothing speaks against
 # it, and losing all that was learned takes more than not using it.
 _BETTER, _WORSE, _HOPELESS = 1.5, 1.0, 2.0
@@ -67,19 +68,19 @@ class OnlineLearner:
         self._files = files
         self._store = store
         self._teacher = Teacher(vocab_map, self.config.objective)
-        self._rng = np.random.default_rng(self.config.seed)
-        self._buffer = Buffer(lessons, target, self._rng)
-        self._lock = threading.Lock()  # of the buffer
+        self._buffer = Buffer(lessons, target, self.config.seed)
+        self._file = StudentFile(store.student_path, files.fingerprint, target, files.shapes)
+        self._lock = threading.Lock()  # of the buffer and of what is fresh
         self._active: Lora | None = None  # what requests are drafted with; None: as shipped
         self._generation: int | None = None  # of what is active
         self._student: Student | None = None  # None: begins from nothing
         self._evidence = Evidence()  # about the student
         self._recorder: Recorder | None = None
         self._inbox: deque[Sequence[Lesson]] = deque()  # requests not yet in the buffer
-        self._fresh: list[list[Lesson]] = []  # requests that no update has seen
+        self._fresh: list[Lesson] = []  # not yet learned from, oldest first
         self._update: Iterator[None] | None = None
         self._graph: StepGraph | None = None  # opened when there is something to do
-        self._follow_store()
+        self._resume()
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Hear that a request begins."""
@@ -110,9 +111,8 @@ class OnlineLearner:
         graph = self._open_graph()
         graph.resume()
         found = [compare(lesson, self._active, graph, self._teacher) for lesson in request]
-        tokens = sum(x.shipped.tokens for x in found)
-        shipped = sum(x.shipped.rounds for x in found)
-        return tokens, shipped, sum(x.student.rounds for x in found)
+        tokens, current, shipped = (sum(numbers) for numbers in zip(*found, strict=True))
+        return tokens, shipped, current
 
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
         """Learn until there is nothing to learn from, the time is over or something else is to be
@@ -133,6 +133,7 @@ class OnlineLearner:
                     self._update = self._learn()
                 if next(self._update, True):  # also one that raised is over
                     self._update = None
+                    self._save_student()
                     self._take_in()
         finally:
             self.stats.cpu_s += thread_time() - started
@@ -149,20 +150,44 @@ class OnlineLearner:
         with self._lock:
             self._buffer.save()
 
+    def close(self) -> None:
+        """Write all that would be lost, also of an update that is not over: only the rest of its
+        steps is. Nothing is learned afterwards.
+        """
+        self.save()
+        if self._update is not None:
+            self._save_student()
+
+    def _save_student(self) -> None:
+        with self._lock:
+            following = self._fresh[0].number if self._fresh else self._buffer.count
+        self._file.write(Progress(following, self._student, self._evidence, self._generation))
+
+    def _resume(self) -> None:
+        progress = self._file.read()
+        self._follow_store()
+        if self._generation == progress.generation:  # else another one was chosen meanwhile
+            self._student, self._evidence = progress.student, progress.evidence
+        following = min(progress.next_lesson, self._buffer.count)  # the lessons may be lost
+        self._fresh = [x for x in self._buffer.recent if x.number >= following]
+
     def _take_in(self) -> None:
         with self._lock:
             while self._inbox:
-                self._fresh.append(self._buffer.add(self._inbox.popleft()))
+                self._fresh += self._buffer.add(self._inbox.popleft())
                 self.stats.requests += 1
+            self._fresh = self._fresh[-RECENT:]  # others are among the older ones
 
     def _learn(self) -> Iterator[None]:
         """Make one update; whoever goes on with it may do so at any later time."""
         with self._lock:
-            requests, self._fresh = self._fresh, []
-        fresh = [lesson for request in requests for lesson in request]
+            fresh = self._fresh[: self.config.update_every]
         self._follow_store()
-        is_wanted = yield from self._is_wanted(fresh[-_ASKED:])
+        if self._student is not None:
+            yield from self._ask(fresh, self._student.average)
         student = self._student or Student(self._untaught())
+        with self._lock:
+            self._fresh = [x for x in self._fresh if x.number > fresh[-1].number]
         self.stats.losses = []
         for passages in self._curriculum(fresh):
             after = yield from in_full(partial(self._step, student, passages))
@@ -170,34 +195,30 @@ class OnlineLearner:
                 self.stats.discarded += 1
                 self._begin_from(self._active)
                 return
-            student = after
-        if self.stats.losses:
-            self._student = student
-            if is_wanted:
-                self._use(student.average)
+            self._student = student = after
+            yield
 
-    def _is_wanted(self, fresh: Sequence[Lesson]) -> Generator[None, None, bool]:
-        """Ask lessons that nobody has learned from; return whether the student is to be used."""
-        if self._student is None:
-            return False
-        average, graph = self._student.average, self._open_graph()
+    def _ask(self, fresh: Sequence[Lesson], average: Lora) -> Iterator[None]:
+        """Let the student draft lessons that it has not learned from, and use it or not."""
+        graph = self._open_graph()
         found: list[Comparison] = []
         for lesson in fresh:
             once = partial(compare, lesson, average, graph, self._teacher)
             found.append((yield from in_full(once)))
+            yield
         self._evidence.add(found)
         if self._active is None:
-            is_wanted = self._evidence.is_better(_BETTER)
+            if self._evidence.is_better(_BETTER):
+                self._use(average)
+        elif self._evidence.is_worse(_WORSE):
+            self._store.use(SHIPPED)
+            self._active = self._generation = None
+            self.stats.rolled_back += 1
         else:
-            is_wanted = not self._evidence.is_worse(_WORSE)
-            if not is_wanted:
-                self._store.use(SHIPPED)
-                self._active = self._generation = None
-                self.stats.rolled_back += 1
+            self._use(average)
         if self._evidence.is_full and self._evidence.is_worse(_HOPELESS):
             self._begin_from(None)
             self.stats.begun_anew += 1
-        return is_wanted
 
     def _use(self, lora: Lora) -> None:
         provenance = {
@@ -221,9 +242,9 @@ class OnlineLearner:
     def _curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
         with self._lock:
             kept = [*self._buffer.older, *self._buffer.recent]
-        new = {lesson.number for lesson in fresh}
-        old = [lesson for lesson in kept if lesson.number not in new]
-        return curriculum(fresh, old, self._teacher, self.config, self._rng)
+        old = [lesson for lesson in kept if lesson.number < fresh[0].number]
+        rng = np.random.default_rng((self.config.seed, fresh[0].number))
+        return curriculum(fresh, old, self._teacher, self.config, rng)
 
     def _open_graph(self) -> StepGraph:
         if self._graph is None:
@@ -233,7 +254,8 @@ class OnlineLearner:
     def _untaught(self) -> Lora:
         shapes = self._files.shapes
         modules = {x: shapes[x] for x in self.config.modules or shapes}
-        return Lora.initial(modules, self.config.rank, self.config.alpha, self._rng)
+        rng = np.random.default_rng(self.config.seed)
+        return Lora.initial(modules, self.config.rank, self.config.alpha, rng)
 
     def _follow_store(self) -> None:
         """Go on from what is in use, which somebody else may have chosen."""

@@ -34,14 +34,10 @@ class Interrupted(Exception):
 
 
 def in_full(work: Callable[[], _T]) -> Generator[None, None, _T]:
-    """Return what comes of some passes, after beginning again whenever one was ended; yield where
-    other work may come first.
-    """
+    """Return what comes of some passes; yield whenever one was ended, and begin again."""
     while True:
         with suppress(Interrupted):
-            found = work()
-            yield
-            return found
+            return work()
         yield
 
 

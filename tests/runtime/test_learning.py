@@ -75,6 +75,9 @@ class FakeLearner:
     def save(self) -> None:
         self.heard.append("save")
 
+    def close(self) -> None:
+        self.heard.append("close")
+
 
 class FakeDrafter:
     def __init__(self) -> None:

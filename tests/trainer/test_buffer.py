@@ -20,7 +20,7 @@ MUTATIONS = int(os.environ.get("EDGEDRAFT_TEST_MUTATIONS", 300))
 
 
 def new_buffer(path: Path | None = None, target: str = "target", seed: int = 0) -> Buffer:
-    return Buffer(path, target, np.random.default_rng(seed))
+    return Buffer(path, target, seed)
 
 
 def lesson(number: int, length: int = 5) -> Lesson:

@@ -9,7 +9,6 @@ import pytest
 
 from edgedraft.trainer.evidence import REMEMBERED, Comparison, Evidence, are_positive, compare
 from edgedraft.trainer.lesson import Lesson
-from edgedraft.trainer.rounds import Counts
 from edgedraft.trainer.step_graph import StepGraph
 from edgedraft.trainer.teacher import Objective, Teacher
 from tiny_learner import tiny_pair, tiny_training_files
@@ -17,7 +16,7 @@ from tiny_learner import tiny_pair, tiny_training_files
 
 def told(*more: int) -> list[Comparison]:
     """Return lessons for which a student takes so many passes more."""
-    return [Comparison(Counts(40, 20 + x), Counts(40, 20)) for x in more]
+    return [Comparison(40, 20 + x, 20) for x in more]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +66,16 @@ def test_a_sudden_fall_counts_at_once_whatever_was_before() -> None:
     assert evidence.is_worse(2.0) and not evidence.is_full
 
 
+def test_a_sudden_fall_shows_in_few_lessons_at_a_time_and_lasts() -> None:
+    evidence = Evidence(told(*[-1] * 30))
+    for _ in range(2):
+        evidence.add(told(1, 1, 1))
+    assert evidence.latest == tuple(told(*[1] * 6))
+    for _ in range(10):  # nothing is forgotten while all say the same
+        evidence.add(told(1, 1, 1))
+    assert evidence.is_full
+
+
 def test_tokens_per_pass_are_of_all_lessons_together() -> None:
     evidence = Evidence()
     assert evidence.tokens_per_pass() == {"student": 0, "shipped": 0}
@@ -78,5 +87,5 @@ def test_a_lesson_is_predicted_with_what_was_learned_and_without(tmp_path: Path)
     graph = StepGraph(tiny_training_files(tmp_path))
     teacher = Teacher(tiny_pair(), Objective())
     found = compare(Lesson.certain([1], list(range(40))), None, graph, teacher)
-    assert found.student == found.shipped and found.shipped.tokens == 40
-    assert compare(Lesson.certain([], [5]), None, graph, teacher).shipped == Counts()
+    assert found.student == found.shipped and found.tokens == 40
+    assert compare(Lesson.certain([], [5]), None, graph, teacher) == (0, 0, 0)

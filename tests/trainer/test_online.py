@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from edgedraft.trainer.curriculum import curriculum
 from edgedraft.trainer.evidence import REMEMBERED, Comparison, Evidence, compare
 from edgedraft.trainer.lesson import Lesson
 from edgedraft.trainer.online import OnlineLearner
-from edgedraft.trainer.rounds import Counts
 from edgedraft.trainer.step_graph import Interrupted, StepGraph
 from tiny_learner import (
     QUICK,
@@ -65,9 +63,7 @@ def tokens_per_pass(folder: Path, step: int = 7) -> float:
 
 def scored_as(monkeypatch: pytest.MonkeyPatch, more: Callable[[], int]) -> None:
     """Let the student take so many passes more than the drafter as shipped for any lesson."""
-    monkeypatch.setattr(
-        online, "compare", lambda *_: Comparison(Counts(40, 20 + more()), Counts(40, 20))
-    )
+    monkeypatch.setattr(online, "compare", lambda *_: Comparison(40, 20 + more(), 20))
 
 
 def active(folder: Path) -> Lora | None:
@@ -151,13 +147,17 @@ def test_every_lesson_is_asked_before_it_is_learned_from_and_never_again(
         heard.append(("asked", lesson.number))
         return compare(lesson, *args)
 
-    def taught(new: Sequence[Lesson], *args: Any) -> Any:
+    def taught(new: Sequence[Lesson], old: Sequence[Lesson], *args: Any) -> Any:
         heard.extend(("taught", lesson.number) for lesson in new)
-        return curriculum(new, *args)
+        assert all(("taught", lesson.number) in heard for lesson in old)
+        return curriculum(new, old, *args)
 
     monkeypatch.setattr(online, "compare", asked)
     monkeypatch.setattr(online, "curriculum", taught)
-    teach(learner, requests(4 * QUICK.update_every))
+    teach(learner, requests(2 * QUICK.update_every))
+    for request in requests(2 * QUICK.update_every):  # while there is no time to learn
+        learner.add(request)
+    learner.work(FOREVER, never)
     first, later = range(QUICK.update_every), range(QUICK.update_every, 4 * QUICK.update_every)
     assert all(("asked", i) not in heard for i in first)  # nothing was learned yet
     assert all(heard.index(("asked", i)) < heard.index(("taught", i)) for i in later)
@@ -169,13 +169,14 @@ def test_an_adapter_that_does_worse_than_none_is_taken_out_of_use(
 ) -> None:
     learner = tiny_learner(tmp_path)
     teach(learner, requests(16))
-    accepted = learner.stats.accepted
     assert active(tmp_path) is not None
     scored_as(monkeypatch, lambda: 10)
     for request in requests(8):
         learner.add(request)
     assert learner.work(FOREVER, never)
     assert active(tmp_path) is None
+    accepted = learner.stats.accepted
+    teach(learner, requests(16))
     assert (learner.stats.rolled_back, learner.stats.accepted) == (1, accepted)
 
 
@@ -215,15 +216,17 @@ def test_a_student_that_does_worse_for_long_begins_anew(
     assert active(tmp_path) is None and learner.stats.accepted == 0
 
 
-def test_what_is_used_is_an_average_and_learning_goes_on_from_the_latest_state(
+def test_what_is_used_is_the_average_that_was_asked_and_learning_goes_on_from_the_latest_state(
     tmp_path: Path,
 ) -> None:
     learner = tiny_learner(tmp_path)
     teach(learner, requests(40))
-    student, used = learner._student, active(tmp_path)
-    assert student is not None and used is not None
-    assert not same(student.lora, used)
-    assert same(replace(used, tensors=student.optimizer.averages), used)
+    student = learner._student
+    teach(learner, requests(QUICK.update_every))
+    used, after = active(tmp_path), learner._student
+    assert student is not None and after is not None and used is not None
+    assert same(used, student.average) and not same(used, student.lora)
+    assert after.optimizer.count == student.optimizer.count + QUICK.steps
 
 
 def test_an_adapter_that_does_a_little_worse_for_a_long_time_is_taken_out_of_use(
@@ -246,8 +249,8 @@ def test_an_update_with_a_number_that_is_not_finite_changes_nothing(
 ) -> None:
     learner = tiny_learner(tmp_path)
     teach(learner, requests(16))
-    in_use = active(tmp_path)
-    assert in_use is not None
+    student = learner._student
+    assert student is not None
     gradients = StepGraph.gradients
 
     def broken(self: StepGraph, *args: Any) -> Any:
@@ -258,9 +261,11 @@ def test_an_update_with_a_number_that_is_not_finite_changes_nothing(
     monkeypatch.setattr(StepGraph, "gradients", broken)
     teach(learner, requests(QUICK.update_every))
     assert learner.stats.discarded == 1
-    assert same(active(tmp_path), in_use)
+    in_use = active(tmp_path)
+    assert same(in_use, student.average)
+    assert learner._student is not None and same(learner._student.lora, in_use)
     monkeypatch.undo()
-    teach(learner, requests(QUICK.update_every))
+    teach(learner, requests(6 * QUICK.update_every))
     assert learner.stats.discarded == 1 and not same(active(tmp_path), in_use)
 
 
@@ -357,6 +362,64 @@ def test_what_was_learned_is_there_after_a_restart_and_goes_on(tmp_path: Path) -
     assert not learner.work(FOREVER, never)
     teach(learner, requests(48)[40:])
     assert tokens_per_pass(tmp_path) > 1.5 and not same(active(tmp_path), in_use)
+
+
+def test_a_learner_that_is_restarted_after_every_request_learns_the_same(tmp_path: Path) -> None:
+    stream = requests(30)
+    teach(tiny_learner(tmp_path / "one"), stream)
+    for request in stream:
+        learner = tiny_learner(tmp_path / "many")
+        learner.add(request)
+        learner.work(FOREVER, never)
+        learner.close()
+    one = active(tmp_path / "one")
+    assert one is not None and same(active(tmp_path / "many"), one)
+
+
+def test_of_an_update_that_the_end_of_the_program_cuts_only_the_rest_is_lost(
+    tmp_path: Path,
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(16))
+    before = learner.stats.steps
+    for request in requests(QUICK.update_every):
+        learner.add(request)
+    while learner.stats.steps < before + 2:
+        learner.work(1e-4, never)
+    learner.close()
+    again = tiny_learner(tmp_path)
+    assert again._student is not None and again._student.optimizer.count == before + 2
+    assert again._evidence.latest == learner._evidence.latest
+    assert not again._fresh
+
+
+def test_without_what_it_had_learned_it_begins_from_what_is_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(40))
+    path = tiny_store(tmp_path, tiny_training_files(tmp_path / "drafter")).student_path
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    again = tiny_learner(tmp_path)
+    assert [path.name in message for message in caplog.messages] == [True]
+    assert again._student is not None and again._student.optimizer.count == 0
+    assert same(again._student.lora, active(tmp_path))
+    assert len(again._fresh) == len(again._buffer.recent)  # nobody knows which of them were learned
+    path.unlink()
+    assert tiny_learner(tmp_path)._student is not None
+
+
+def test_lessons_that_were_lost_leave_new_ones_to_learn_from(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(16))
+    (tmp_path / "lessons.bin").unlink()
+    again = tiny_learner(tmp_path)
+    steps = again._student.optimizer.count if again._student else 0
+    teach(again, requests(2 * QUICK.update_every))
+    assert steps == learner.stats.steps > 0
+    assert again.stats.steps == 2 * QUICK.steps
 
 
 def test_a_choice_that_was_made_elsewhere_is_where_learning_goes_on(tmp_path: Path) -> None:

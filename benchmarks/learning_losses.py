@@ -1,0 +1,181 @@
+"""Measure what a drafter learns from a stream of answers, by loss and by rank of what it adds.
+
+    python benchmarks/learning_losses.py --target DIR --drafter DIR --learn FILE --test FILE \
+        --json FILE [--requests 500] [--only NAME ...]
+
+Answers with the target's likeliest tokens (`edgedraft-train corpus --top-k-logits`) are replayed to
+the learner as requests, in an order that depends on the seed alone. Then the drafter drafts other
+answers as it was shipped and as it has learned, by itself, greedily, four tokens a round: one pass
+over an answer tells what that would be. Prints one row of a table for each variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from edgedraft.runtime.adapter_store import AdapterStore, open_adapter_store
+from edgedraft.runtime.drafting import pair_roles
+from edgedraft.runtime.folder import open_model_folder, open_target_folder
+from edgedraft.runtime.lora import Lora
+from edgedraft.runtime.ort_session import SessionConfig
+from edgedraft.runtime.provenance import describe_run
+from edgedraft.runtime.state import write_atomic
+from edgedraft.runtime.tokenizer_file import TokenIds, load_tokenizer
+from edgedraft.runtime.training_files import open_training_files
+from edgedraft.runtime.vocab_map import VocabMap
+from edgedraft.runtime.vocabulary import Vocabulary
+from edgedraft.trainer.answers import read_answers
+from edgedraft.trainer.learner_config import LearnerConfig
+from edgedraft.trainer.lesson import TOP, Lesson
+from edgedraft.trainer.online import OnlineLearner
+from edgedraft.trainer.rounds import MAX_DRAFT_TOKENS, Counts, count_matches, matches_of
+from edgedraft.trainer.step_graph import StepGraph
+from edgedraft.trainer.target import Target
+from edgedraft.trainer.teacher import Objective, Teacher
+
+_DEFAULT = LearnerConfig()
+VARIANTS = {
+    "cross-entropy": replace(_DEFAULT, objective=Objective("cross-entropy")),
+    "marginal, KL(p||q)": replace(_DEFAULT, objective=Objective()),
+    "marginal, KL(q||p)": replace(_DEFAULT, objective=Objective("marginal", (0.0, 1.0, 0.0))),
+    "marginal, KL(p||q) / 2 + TV": replace(
+        _DEFAULT, objective=Objective("marginal", (0.5, 0.0, 1.0))
+    ),
+    "hybrid of the paper": replace(_DEFAULT, objective=Objective.paper()),
+    "without its n-grams": replace(_DEFAULT, objective=Objective.paper(0.0)),
+    "with their dynamic weight": replace(_DEFAULT, objective=Objective.paper(None)),
+    "rank 8": replace(_DEFAULT, rank=8, alpha=8.0),
+    "rank 16": replace(_DEFAULT, rank=16, alpha=16.0),
+    "rank 32": replace(_DEFAULT, rank=32, alpha=32.0),
+    "rank 64": replace(_DEFAULT, rank=64, alpha=64.0),
+}
+
+
+def read_lessons(path: Path, target: Target) -> list[list[Lesson]]:
+    """Return what every answer of a file can teach."""
+    requests = []
+    for answer in read_answers(path, target):
+        lesson = Lesson.certain(answer.prompt_ids, answer.response_ids)
+        if answer.top_k is not None:
+            count = min(TOP, answer.top_k.ids.shape[1])
+            # What lies behind the tokens that are named is so little that it is left out.
+            logits = answer.top_k.logits - answer.top_k.logits.max(1, keepdims=True)
+            log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+            lesson.top_ids[:, :count] = answer.top_k.ids[:, :count]
+            lesson.top_log_probs[:, :count] = log_probs[:, :count]
+        requests.append(list(lesson.parts()))
+    return requests
+
+
+class Trial:
+    """A pair, and answers to learn from and to be tested with."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.target, self._folder = open_target_folder(args.target), open_model_folder(args.drafter)
+        tokenizers = [load_tokenizer(folder.tokenizer) for folder in (self._folder, self.target)]
+        roles = pair_roles(self._folder, self.target)
+        self._map = VocabMap.build(*map(Vocabulary, tokenizers), **roles)
+        self._ids = TokenIds(tokenizers[1])
+        self._files = open_training_files(self._folder)
+        self._graph = StepGraph(self._files)
+        reader = Target(args.target)
+        stream = read_lessons(args.learn, reader)
+        # A file may be in the order in which answers ended.
+        order = np.random.default_rng(_DEFAULT.seed).permutation(len(stream))
+        self.stream = [stream[i] for i in order][: args.requests]
+        tests = [lesson for request in read_lessons(args.test, reader) for lesson in request]
+        teacher = Teacher(self._map, Objective())
+        self._tests = [x for lesson in tests if (x := teacher.spell(lesson))]
+
+    def learn(self, config: LearnerConfig) -> tuple[OnlineLearner, Lora | None]:
+        """Replay the stream once."""
+        with TemporaryDirectory() as folder:
+            store = open_adapter_store(Path(folder), self._folder, self._ids)
+            learner = self._learner(store, config)
+            for request in self.stream:
+                learner.add(request)
+                learner.work(math.inf, lambda: False)
+            adapter = store.active()
+            return learner, adapter.lora if adapter else None
+
+    def test(self, lora: Lora | None) -> tuple[float, float]:
+        """Return tokens per pass, and how many of the drafted tokens are accepted."""
+        counts, accepted, proposed = Counts(), 0, 0
+        predictions = self._graph.predictions([x.passage for x in self._tests], lora)
+        for spelled, prediction in zip(self._tests, predictions, strict=True):
+            matches = matches_of(prediction.hit.tolist(), spelled.lengths)
+            counts.add(count_matches(matches))
+            at = 0
+            while at < len(matches):
+                accepted += matches[at]
+                proposed += min(MAX_DRAFT_TOKENS, len(matches) - at)
+                at += matches[at] + 1
+        return counts.tau, accepted / proposed
+
+    def _learner(self, store: AdapterStore, config: LearnerConfig) -> OnlineLearner:
+        return OnlineLearner(self._files, self._map, store, None, self._ids.fingerprint, config)
+
+
+def row(name: str, cells: Sequence[str]) -> None:
+    """Print a row of the table."""
+    print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    """Run the variants."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--drafter", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--learn", type=Path, required=True, metavar="FILE", help="as trainer/answers.py reads"
+    )
+    parser.add_argument("--test", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--requests", type=int, default=500, metavar="N")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="NAME", default=VARIANTS)
+    args = parser.parse_args()
+    trial = Trial(args)
+    before = trial.test(None)
+    found = {}
+    row("", ["tokens per pass", "rise", "acceptance", "rise", "updates used", "undone", "CPU s"])
+    row("---", ["---"] * 7)
+    row("as shipped", [f"{before[0]:.3f}", "", f"{before[1]:.3f}", "", "", "", ""])
+    for name in args.only:
+        learner, lora = trial.learn(VARIANTS[name])
+        tau, accepted = trial.test(lora)
+        stats = learner.stats
+        found[name] = {
+            "tokens_per_pass": tau,
+            "acceptance_rate": accepted,
+            "used": stats.accepted,
+            "undone": stats.rolled_back,
+            "begun_anew": stats.begun_anew,
+            "steps": stats.steps,
+            "cpu_s": stats.cpu_s,
+        }
+        cells = [f"{tau:.3f}", f"{tau - before[0]:+.3f}"]
+        cells += [f"{accepted:.3f}", f"{accepted - before[1]:+.3f}"]
+        row(name, [*cells, str(stats.accepted), str(stats.rolled_back), f"{stats.cpu_s:.0f}"])
+    document = {
+        "shipped": {"tokens_per_pass": before[0], "acceptance_rate": before[1]},
+        "variants": found,
+        "settings": {
+            "learn": args.learn.name,
+            "test": args.test.name,
+            "requests": len(trial.stream),
+        },
+        "provenance": describe_run(trial.target, SessionConfig(threads=_DEFAULT.threads), 0),
+    }
+    write_atomic(args.json, json.dumps(document, indent=1).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

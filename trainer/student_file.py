@@ -1,0 +1,120 @@
+"""What a learner needs to go on after a restart as if there had been none.
+
+Devices end programs whenever they like, and a command line answers one question at a time: what
+was learned from a few answers has to last until enough of them have come.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from edgedraft.runtime.datatypes import FloatArray
+from edgedraft.runtime.errors import StateError
+from edgedraft.runtime.lora import Lora, Shape, lora_shapes
+from edgedraft.runtime.table_file import Tables, read_tables, write_tables
+
+from .adamw import AdamState, Tensors
+from .evidence import Comparison, Evidence
+from .student import Student
+
+_FORMAT = {"format": "edgedraft-student", "format_version": 1}
+_SHIPPED = -1  # in the place of a generation
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # holds arrays
+class Progress:
+    """How far learning has come."""
+
+    next_lesson: int = 0  # number of the first that was not learned from
+    student: Student | None = None  # None: begins from nothing
+    evidence: Evidence = field(default_factory=Evidence)  # about the student
+    generation: int | None = None  # in use while it learns; None: the drafter as shipped
+
+
+class StudentFile:
+    """The file of one drafter and one target; it is the old or the new one after a kill."""
+
+    def __init__(self, path: Path, drafter: str, target: str, shapes: Mapping[str, Shape]) -> None:
+        """`drafter` and `target` are fingerprints, `shapes` those of the modules that can learn."""
+        self._path = path
+        self._facts = _FORMAT | {"drafter": drafter, "target": target}
+        self._shapes = shapes
+
+    def write(self, progress: Progress) -> None:
+        """Replace what the file holds; raise `StateError` when the device refuses."""
+        generation = _SHIPPED if progress.generation is None else progress.generation
+        tables: Tables = {
+            "numbers": np.array([progress.next_lesson, generation], np.int64),
+            "evidence": np.array(progress.evidence.latest, np.int64).ravel(),
+        }
+        if student := progress.student:
+            lora, optimizer = student.lora, student.optimizer
+            names = list(self._tensors(lora.modules, lora.rank))
+            tables |= {
+                "modules": np.frombuffer("\n".join(lora.modules).encode(), np.uint8),
+                "scale": np.array([lora.rank, lora.alpha], np.float64),
+                "steps": np.array([optimizer.count], np.int64),
+                "tensors": _flat(lora.tensors, names),
+                "means": _flat(optimizer.means, names),
+                "squares": _flat(optimizer.squares, names),
+                "averages": _flat(optimizer.averages, names),
+            }
+        write_tables(self._path, self._facts, tables)
+
+    def read(self) -> Progress:
+        """Return what the file holds; that of a learner which has not begun where there is none or
+        it is damaged.
+        """
+        if not self._path.exists():
+            return Progress()
+        try:
+            tables = read_tables(self._path, self._facts)
+        except StateError as error:
+            _log.warning("%s", error)
+            return Progress()
+        next_lesson, generation = tables["numbers"].tolist()
+        rows = tables["evidence"].reshape(-1, len(Comparison._fields)).tolist()
+        return Progress(
+            next_lesson,
+            self._student(tables) if "tensors" in tables else None,
+            Evidence(Comparison(*row) for row in rows),
+            None if generation == _SHIPPED else generation,
+        )
+
+    def _student(self, tables: Tables) -> Student:
+        modules = tables["modules"].tobytes().decode().split("\n")
+        rank, alpha = int(tables["scale"][0]), float(tables["scale"][1])
+        shapes = self._tensors(modules, rank)
+        tensors, means, squares, averages = (
+            _cut(tables[name], shapes) for name in ("tensors", "means", "squares", "averages")
+        )
+        optimizer = AdamState(int(tables["steps"][0]), means, squares, averages)
+        return Student(Lora(rank, alpha, tensors), optimizer)
+
+    def _tensors(self, modules: Iterable[str], rank: int) -> dict[str, Shape]:
+        return lora_shapes({name: self._shapes[name] for name in modules}, rank)
+
+
+def _flat(tensors: Tensors, names: Iterable[str]) -> FloatArray:
+    """Put tensors in a row; of none, as before the first step, it is empty."""
+    if not tensors:
+        return np.zeros(0, np.float32)
+    return np.concatenate([tensors[name].ravel() for name in names])
+
+
+def _cut(row: FloatArray, shapes: Mapping[str, Shape]) -> dict[str, FloatArray]:
+    """Undo `_flat`."""
+    if not row.size:
+        return {}
+    parts = np.split(row, np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
+    return {
+        name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
