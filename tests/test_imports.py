@@ -27,6 +27,7 @@ ONLINE_TRAINER = {
     "rounds",
     "step_graph",
     "student",
+    "student_file",
     "teacher",
     "trie_marginal",
 }
