@@ -111,8 +111,8 @@ class OnlineLearner:
         graph = self._open_graph()
         graph.resume()
         found = [compare(lesson, self._active, graph, self._teacher) for lesson in request]
-        tokens, current, shipped = (sum(numbers) for numbers in zip(*found, strict=True))
-        return tokens, shipped, current
+        tokens = sum(x.tokens for x in found)
+        return tokens, sum(x.shipped for x in found), sum(x.student for x in found)
 
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
         """Learn until there is nothing to learn from, the time is over or something else is to be

@@ -110,6 +110,7 @@ def test_passes_of_a_request_are_those_as_shipped_and_with_what_is_in_use(
     (request,) = requests(1)
     tokens, shipped, current = learner.passes(request)
     assert shipped == current
+    assert learner.passes([]) == (0, 0, 0)
     teach(learner, requests(80))
     after = learner.passes(request)
     assert after[:2] == (tokens, shipped)
