@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from damage import MUTATIONS
 from edgedraft.runtime import AdapterError, StateError
 from edgedraft.runtime.adapter_file import AdapterBase
 from edgedraft.runtime.adapter_store import AdapterStore
@@ -20,7 +21,6 @@ from edgedraft.runtime.lora import Lora
 BASE = AdapterBase("a" * 64, "b" * 64, "c" * 64, {"lm_head": (6, 4)})
 OTHER = AdapterBase("f" * 64, "b" * 64, "c" * 64, {"lm_head": (6, 4)})
 KILLS = int(os.environ.get("EDGEDRAFT_TEST_KILLS", 40))
-MUTATIONS = int(os.environ.get("EDGEDRAFT_TEST_MUTATIONS", 300))
 
 
 def lora(number: float) -> Lora:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -12,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from damage import MUTATIONS, mutations
 from edgedraft.runtime.table_file import write_tables
 from edgedraft.trainer.buffer import OLDER, RECENT, Buffer
 from edgedraft.trainer.lesson import CONTEXT, LENGTH, Lesson
-
-MUTATIONS = int(os.environ.get("EDGEDRAFT_TEST_MUTATIONS", 300))
 
 
 def new_buffer(path: Path | None = None, target: str = "target", seed: int = 0) -> Buffer:
@@ -115,15 +115,7 @@ def test_a_file_that_anything_happened_to_opens_whole_or_empty_with_one_line(
     path = tmp_path / "lessons.bin"
     filled(new_buffer(path), RECENT + 12).save()
     content = path.read_bytes()
-    rng = np.random.default_rng(0)
-    for _ in range(MUTATIONS):
-        # Half of it happens to the header, of which a fair share would see little.
-        size = len(content) if rng.random() < 0.5 else 600
-        mutated = bytearray(content)
-        for at in rng.integers(size, size=rng.integers(3)):
-            mutated[at] ^= 1 << rng.integers(8)
-        if rng.random() < 0.3:
-            del mutated[rng.integers(size) :]
+    for mutated in mutations(content, MUTATIONS, random.Random(0)):
         path.write_bytes(mutated)
         caplog.clear()
         buffer = new_buffer(path)
