@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +27,11 @@ _ALIGNMENT = 8
 _REMEDY = "delete it, and the next use makes it again"
 
 Tables: TypeAlias = dict[str, npt.NDArray[Any]]
+
+
+def flat(arrays: Iterable[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:
+    """Return arrays one behind the other, as a table holds them."""
+    return np.concatenate([np.zeros(0, kind), *(array.ravel() for array in arrays)])
 
 
 def write_tables(path: Path, facts: Mapping[str, Any], tables: Tables) -> None:

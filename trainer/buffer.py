@@ -10,15 +10,14 @@ the target's token ids; it is written as a whole, so after a kill it is the old 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgedraft.runtime.errors import StateError
-from edgedraft.runtime.table_file import read_tables, write_tables
+from edgedraft.runtime.table_file import flat, read_tables, write_tables
 
 from .lesson import TOP, Lesson
 
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 class Buffer:
     """The lessons of one target."""
 
-    def __init__(self, path: Path | None, target: str, seed: int = 0) -> None:
+    def __init__(self, path: Path | None, target: str, seed: int) -> None:
         """Take up what `path` holds of the target with this fingerprint; None keeps nothing."""
         self.recent: list[Lesson] = []  # oldest first, as everywhere
         self.older: list[Lesson] = []
@@ -76,10 +75,10 @@ class Buffer:
                 "numbers": np.array([lesson.number for lesson in lessons], np.int64),
                 "context_lengths": np.array([len(x.context) for x in lessons], np.int64),
                 "lengths": np.array([len(x.tokens) for x in lessons], np.int64),
-                "context": _flat([x.context for x in lessons], np.int32),
-                "tokens": _flat([x.tokens for x in lessons], np.int32),
-                "top_ids": _flat([x.top_ids for x in lessons], np.int32),
-                "top_log_probs": _flat([x.top_log_probs for x in lessons], np.float16),
+                "context": flat([x.context for x in lessons], np.int32),
+                "tokens": flat([x.tokens for x in lessons], np.int32),
+                "top_ids": flat([x.top_ids for x in lessons], np.int32),
+                "top_log_probs": flat([x.top_log_probs for x in lessons], np.float16),
             },
         )
         self._saved = True
@@ -112,7 +111,3 @@ class Buffer:
         recent = int(tables["pools"][0])
         self.recent, self.older = lessons[:recent], lessons[recent:]
         self._counts = tables["counts"].copy()
-
-
-def _flat(arrays: Sequence[Any], kind: type) -> Any:
-    return np.concatenate([np.zeros(0, kind), *(array.ravel() for array in arrays)])

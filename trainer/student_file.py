@@ -17,9 +17,9 @@ import numpy as np
 from edgedraft.runtime.datatypes import FloatArray
 from edgedraft.runtime.errors import StateError
 from edgedraft.runtime.lora import Lora, Shape, lora_shapes
-from edgedraft.runtime.table_file import Tables, read_tables, write_tables
+from edgedraft.runtime.table_file import Tables, flat, read_tables, write_tables
 
-from .adamw import AdamState, Tensors
+from .adamw import AdamState
 from .evidence import Comparison, Evidence
 from .student import Student
 
@@ -62,11 +62,15 @@ class StudentFile:
                 "modules": np.frombuffer("\n".join(lora.modules).encode(), np.uint8),
                 "scale": np.array([lora.rank, lora.alpha], np.float64),
                 "steps": np.array([optimizer.count], np.int64),
-                "tensors": _flat(lora.tensors, names),
-                "means": _flat(optimizer.means, names),
-                "squares": _flat(optimizer.squares, names),
-                "averages": _flat(optimizer.averages, names),
             }
+            rows = {
+                "tensors": lora.tensors,
+                "means": optimizer.means,  # these are empty before the first step
+                "squares": optimizer.squares,
+                "averages": optimizer.averages,
+            }
+            for key, row in rows.items():
+                tables[key] = flat((row[name] for name in names if row), np.float32)
         write_tables(self._path, self._facts, tables)
 
     def read(self) -> Progress:
@@ -103,15 +107,8 @@ class StudentFile:
         return lora_shapes({name: self._shapes[name] for name in modules}, rank)
 
 
-def _flat(tensors: Tensors, names: Iterable[str]) -> FloatArray:
-    """Put tensors in a row; of none, as before the first step, it is empty."""
-    if not tensors:
-        return np.zeros(0, np.float32)
-    return np.concatenate([tensors[name].ravel() for name in names])
-
-
 def _cut(row: FloatArray, shapes: Mapping[str, Shape]) -> dict[str, FloatArray]:
-    """Undo `_flat`."""
+    """Undo `flat`."""
     if not row.size:
         return {}
     parts = np.split(row, np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
