@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from .acceptance_head import AcceptanceHead
 from .attention import CacheInputs, LayerShape, TracedAttention
 from .errors import ExportError
 from .fusion import fuse
@@ -32,9 +33,16 @@ _ROWS, _TOTAL, _CAPACITY, _LOGIT_ROWS = 5, 7, 11, 3
 class _Decoder(torch.nn.Module):
     """The model with the graph's signature."""
 
-    def __init__(self, model: torch.nn.Module, traced: TracedAttention, hidden_state: bool) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        traced: TracedAttention,
+        hidden_state: bool,
+        acceptance_head: AcceptanceHead | None,
+    ) -> None:
         super().__init__()
         self.model = model
+        self.acceptance_head = acceptance_head
         self.rotary = traced.tables
         self._traced = traced
         self.hidden_state = hidden_state
@@ -65,8 +73,19 @@ class _Decoder(torch.nn.Module):
         finally:
             handle.remove()
             present = self._traced.end()
-        outputs = (logits, hidden[0]) if self.hidden_state else (logits,)
+        outputs = [logits]
+        if self.hidden_state:
+            outputs.append(hidden[0])
+        if self.acceptance_head is not None:
+            outputs.append(self.acceptance_head(hidden[0], logits))
         return (*outputs, *(x for pair in present for x in pair))
+
+    @property
+    def output_names(self) -> list[str]:
+        """What `forward` returns before the cache."""
+        names = {"logits": True, "hidden_state": self.hidden_state}
+        names["acceptance"] = self.acceptance_head is not None
+        return [name for name, is_there in names.items() if is_there]
 
 
 def export_decoder(
@@ -75,17 +94,20 @@ def export_decoder(
     *,
     hidden_state: bool = False,
     tree: bool = False,
+    acceptance_head: AcceptanceHead | None = None,
 ) -> ir.Model:
     """Return the fused fp32 graph of a causal language model in evaluation mode.
 
     `context_length` is the most positions the rotary tables cover; `hidden_state` adds the output
-    of that name and `tree` the input `attention_bias`. Weights stay views of the model's own
+    of that name, `acceptance_head` the output `acceptance` and `tree` the input `attention_bias`.
+    Weights stay views of the model's own
     parameters until the graph is saved. Raises ExportError where the model cannot be exported.
     """
     with TracedAttention(model, context_length) as traced, torch.no_grad():
         try:
             traced.survey()
-            graph = _trace(_Decoder(model, traced, hidden_state).eval(), traced.layers, tree)
+            decoder = _Decoder(model, traced, hidden_state, acceptance_head).eval()
+            graph = _trace(decoder, traced.layers, tree)
         except ExportError:
             raise
         except Exception as error:  # torch raises dozens of kinds, none of them ours
@@ -137,7 +159,7 @@ def _trace(decoder: _Decoder, layers: Sequence[LayerShape], tree: bool) -> ir.Mo
                 *(["attention_bias"] if tree else []),
             ],
             output_names=[
-                *(["logits", "hidden_state"] if decoder.hidden_state else ["logits"]),
+                *decoder.output_names,
                 *(f"present.{x}" for x in cache_names),
             ],
         )

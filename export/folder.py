@@ -28,6 +28,7 @@ from edgedraft.runtime.folder import (
     read_json,
 )
 
+from .acceptance_head import HEAD
 from .errors import ExportError
 from .sources import Source
 
@@ -87,6 +88,9 @@ def write_manifest(
     source.tokenizer.save(str(folder / _TOKENIZER))
     for seed in source.seeds if is_drafter else ():
         shutil.copy(seed, folder / seed.name)
+    head = source.acceptance_head if is_drafter else None
+    if head is not None:
+        shutil.copy(head, folder / HEAD)
     if source.chat_template is not None:
         (folder / _TEMPLATE).write_text(source.chat_template, encoding="utf-8")
     manifest = {
@@ -109,6 +113,7 @@ def write_manifest(
         "tokenizer": _TOKENIZER,
         "chat_template": _TEMPLATE if source.chat_template is not None else None,
         **({"training": training} if training else {}),
+        **({"acceptance_head": HEAD} if head else {}),
         "quality": quality,
         "provenance": provenance,
     }

@@ -14,12 +14,21 @@ from edgedraft.runtime import OnnxModel
 from edgedraft.runtime.folder import open_model_folder
 from edgedraft.runtime.provenance import describe_code
 
+from .acceptance_head import AcceptanceHead, read_head
 from .decoder import export_decoder
 from .errors import ExportError
 from .folder import staged_folder, write_graph, write_manifest
 from .fusion import share_tied_head
 from .optimum_source import export_with_optimum
-from .parity import agreement, fp32_difference, pass_milliseconds, reference_logits
+from .parity import (
+    acceptance_difference,
+    agreement,
+    check_acceptance,
+    fp32_difference,
+    pass_milliseconds,
+    reference_acceptance,
+    reference_logits,
+)
 from .quantize import quantize
 from .sample_texts import CALIBRATION, HELD_OUT
 from .smooth import smooth
@@ -76,12 +85,14 @@ def export_model(
     held_out = [x[: context_length - 1] for x in held_out or tokenize(source, HELD_OUT)]
     probe = held_out[0][:_PARITY_TOKENS]
     trainable = _trainable(source, options)
+    head = _acceptance_head(source, options)
     training: dict[str, Any] | None = None
     with staged_folder(out, force=options.force) as stage:
         if trainable is not None:
             round_to_half(source.model)
         # Taken before smoothing, which must not change them either.
         expected = reference_logits(source.model, probe)
+        accepted = reference_acceptance(source.model, head, probe) if head else None
         if options.precision == "int8" and trainable is None:
             _log.info("smoothing")
             # Whoever reads hidden states was trained on the model's own.
@@ -90,7 +101,7 @@ def export_model(
                 tokenize(source, CALIBRATION),
                 rotate_stream=not options.hidden_state,
             )
-        graph = _trace(source, context_length, options)
+        graph = _trace(source, context_length, options, head)
         if options.precision == "fp32":
             share_tied_head(graph.graph)
 
@@ -116,6 +127,9 @@ def export_model(
         quality: dict[str, Any] = {
             "max_logit_difference_fp32": fp32_difference(model, probe, expected)
         }
+        if accepted is not None:
+            difference = acceptance_difference(model, probe, accepted)
+            quality["max_acceptance_difference_fp32"] = check_acceptance(difference)
         if options.precision != "fp32":
             del model  # its weights' file is about to be replaced
             _log.info("quantising to %s", options.precision)
@@ -126,6 +140,9 @@ def export_model(
             model = opened()
             _log.info("measuring what it costs in accuracy")
             quality |= asdict(agreement(model, source.model, held_out))
+            if accepted is not None:
+                difference = acceptance_difference(model, probe, accepted)
+                quality["mean_acceptance_difference"] = float(difference.mean())
         _log.info("timing passes")
         quality["pass_ms"] = pass_milliseconds(model)
         describe(quality)
@@ -143,11 +160,27 @@ def _trainable(source: Source, options: ExportOptions) -> TrainableModel | None:
         return None
 
 
-def _trace(source: Source, context_length: int, options: ExportOptions) -> ir.Model:
+def _acceptance_head(source: Source, options: ExportOptions) -> AcceptanceHead | None:
+    if not options.is_drafter or source.acceptance_head is None:
+        return None
+    model: Any = source.model
+    return read_head(source.acceptance_head, model.get_output_embeddings().weight.shape[1])
+
+
+def _trace(
+    source: Source,
+    context_length: int,
+    options: ExportOptions,
+    acceptance_head: AcceptanceHead | None,
+) -> ir.Model:
     _log.info("tracing %s", type(source.model).__name__)
     if options.via == "direct":
         return export_decoder(
-            source.model, context_length, hidden_state=options.hidden_state, tree=options.tree
+            source.model,
+            context_length,
+            hidden_state=options.hidden_state,
+            tree=options.tree,
+            acceptance_head=acceptance_head,
         )
     return export_with_optimum(source, context_length)
 

@@ -18,6 +18,7 @@ from edgedraft.runtime import OnnxModel
 from edgedraft.runtime.datatypes import FloatArray
 from edgedraft.runtime.plan import measure_passes
 
+from .acceptance_head import AcceptanceHead
 from .errors import ExportError
 
 _ROWS = 16  # of one verify pass, as the runtime runs it
@@ -48,6 +49,50 @@ def reference_logits(model: torch.nn.Module, tokens: Sequence[int]) -> FloatArra
         logits = call(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
     array: FloatArray = logits.float().numpy()
     return array
+
+
+def reference_acceptance(
+    model: torch.nn.Module, head: AcceptanceHead, tokens: Sequence[int]
+) -> FloatArray:
+    """Return what an acceptance head says of every position, shape (tokens,)."""
+    call: Any = model
+    hidden: list[torch.Tensor] = []
+    handle = call.get_output_embeddings().register_forward_pre_hook(
+        lambda _, args: hidden.append(args[0])
+    )
+    try:
+        with torch.no_grad():
+            logits = call(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+            array: FloatArray = head(hidden[0], logits).numpy()
+    finally:
+        handle.remove()
+    return array
+
+
+def acceptance_difference(
+    drafter: OnnxModel, tokens: Sequence[int], expected: FloatArray
+) -> FloatArray:
+    """Return |difference| from `reference_acceptance` at every position, decoding in pieces."""
+    drafter.rollback(0)
+    stated: list[FloatArray] = []
+    for start in range(0, len(tokens), 5):
+        drafter.forward(tokens[start : start + 5])
+        assert drafter.acceptance is not None
+        stated.append(drafter.acceptance.copy())
+    drafter.rollback(0)
+    difference: FloatArray = np.abs(np.concatenate(stated) - expected)
+    return difference
+
+
+def check_acceptance(difference: FloatArray) -> float:
+    """Return an fp32 graph's largest difference; raise ExportError if it is beyond rounding."""
+    largest = float(difference.max())
+    if not largest <= _TOLERANCE:
+        raise ExportError(
+            f"the exported acceptance head disagrees with torch: probabilities differ by "
+            f"{largest:.3g}; train it anew, or remove its file"
+        )
+    return largest
 
 
 def fp32_difference(target: OnnxModel, tokens: Sequence[int], expected: FloatArray) -> float:
@@ -112,14 +157,16 @@ def pass_milliseconds(target: OnnxModel) -> dict[int, float]:
 
 def quality_table(quality: dict[str, Any]) -> str:
     """Return what a manifest's `quality` says as a table for people."""
-    lines = [f"{label:<34}{quality[key]:{form}}" for key, label, form in _LABELS if key in quality]
+    lines = [f"{label:<36}{quality[key]:{form}}" for key, label, form in _LABELS if key in quality]
     costs = quality.get("pass_ms", {})
-    lines += [f"{f'v({rows})':<34}{costs[rows]:.2f} ms" for rows in costs]
+    lines += [f"{f'v({rows})':<36}{costs[rows]:.2f} ms" for rows in costs]
     return "\n".join(lines)
 
 
 _LABELS = (
     ("max_logit_difference_fp32", "max |logit difference| in fp32", ".2e"),
+    ("max_acceptance_difference_fp32", "max |acceptance difference| in fp32", ".2e"),
+    ("mean_acceptance_difference", "mean |acceptance difference|", ".4f"),
     ("positions", "held-out positions", "d"),
     ("kl", "KL to fp32 (nats)", ".4f"),
     ("top1_agreement", "same most likely token", ".4f"),

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgedraft.runtime.folder import SEED_SUFFIX, file_sha256
 
+from .acceptance_head import HEAD
 from .errors import ExportError
 from .packaged_models import PACKAGED_MODELS, PackagedModel, fetch
 
@@ -49,6 +50,7 @@ class Source:
     context_length: int
     provenance: dict[str, str]  # source, sha256 of the weights; licence, where we know it
     seeds: tuple[Path, ...] = ()  # n-gram tables that a drafter's folder brings for its targets
+    acceptance_head: Path | None = None  # of a drafter's folder
 
 
 def load_source(source: str) -> Source:
@@ -95,10 +97,16 @@ def _load_folder(path: Path, source: str) -> Source:
     _log.info("reading %s", path)
     model = _load(AutoModelForCausalLM, path, **_MODEL_OPTIONS)
     fast = _load(AutoTokenizer, path)
-    weights = sorted(x for x in path.iterdir() if x.suffix in (".safetensors", ".bin"))
+    head = path / HEAD
+    files = (x for x in path.iterdir() if x.name != HEAD)
+    weights = sorted(x for x in files if x.suffix in (".safetensors", ".bin"))
     provenance = {"source": source, "sha256": _sha256_of(weights)}
     made = _source(path.resolve().name, model, fast, _backend(fast, source), provenance)
-    return replace(made, seeds=tuple(sorted(path.glob(f"*{SEED_SUFFIX}"))))
+    return replace(
+        made,
+        seeds=tuple(sorted(path.glob(f"*{SEED_SUFFIX}"))),
+        acceptance_head=head if head.is_file() else None,
+    )
 
 
 def _load_hub(source: str) -> Source:

@@ -61,6 +61,7 @@ def write_training_files(
         "merge": {
             initializer: [module_of[name] for name in parameters]
             for initializer, parameters in column_recipes(graph.graph).items()
+            if module_of.keys() >= set(parameters)  # an acceptance head has no LoRA
         },
     }
 

@@ -19,6 +19,8 @@ from .graph_contract import GraphContract
 class ConcatRunner:
     """A session and the key/value tensors that its last pass returned."""
 
+    acceptance: FloatArray | None = None  # such graphs have no acceptance head
+
     def __init__(self, session: Any, contract: GraphContract) -> None:
         self._session = session
         self._contract = contract

@@ -28,7 +28,9 @@ class Draft:
     """What a drafter wrote in one round, in its own vocabulary."""
 
     tokens: tuple[int, ...]  # k
-    probs: tuple[float, ...]  # k: what the drafter gave each token, given those before it
+    # k: how likely each token is, given those before it: accepted, as an acceptance head has it, or
+    # said by the drafter, where there is none and where tokens are drawn
+    probs: tuple[float, ...]
     # (k, draft vocab): what each token was drawn from; None for the likeliest tokens
     laws: npt.NDArray[np.float64] | None = field(default=None, compare=False)
 

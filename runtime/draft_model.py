@@ -4,9 +4,10 @@ What the drafter reads is a function of the committed target tokens alone: their
 after the other (`vocab_map.py`). So its KV cache is appended to and rolled back, never rewritten,
 and after a round it keeps whatever of its own draft turned out right.
 
-Usually the likeliest tokens are drafted, until the whole draft is unlikely to be reached. Where the
+Usually the likeliest tokens are drafted, until the whole draft is unlikely to be reached. How
+likely each of them is an acceptance head says, or the drafter itself where it has none. Where the
 request wants it, tokens are drawn instead, and verified with the probabilities they had
-(`rejection.py`).
+(`rejection.py`); no head is asked then.
 """
 
 from __future__ import annotations
@@ -165,6 +166,11 @@ class DraftModel(Proposer):
             row = self._forward([piece])
 
     def _likeliest(self, row: FloatArray) -> tuple[int, float, None]:
+        piece = int(row.argmax())
+        if self._translator.usable[piece] and (told := self._model.acceptance) is not None:
+            # Of the row's likeliest token, so of no other; NaN is no probability either.
+            if 0 <= (acceptance := float(told[-1])) <= 1:
+                return piece, acceptance, None
         row[self._unusable] = -np.inf
         piece = int(row.argmax())
         return piece, 1.0 / float(np.exp(row - row[piece]).sum()), None

@@ -69,6 +69,7 @@ class GraphContract:
     dtypes: dict[str, np.dtype[Any]]  # every input except the caches
     cache: tuple[CacheTensor, ...]
     logits_dtype: np.dtype[Any]
+    acceptance: bool = False  # an output says how likely each row's likeliest token is accepted
     logits_width: int = 0  # known after `probe`, like the two below
     in_place: bool = False  # past and present may share one buffer
     last_row_only: bool = False  # the other rows of a pass get no logits
@@ -170,6 +171,7 @@ def _discover(session: Any, where: str, head_dim: int | None) -> GraphContract:
             _cache_tensor(inputs[past[k]], present[k], where, head_dim) for k in sorted(past)
         ),
         logits_dtype=_dtype(outputs["logits"], where),
+        acceptance=_is_acceptance(outputs.get("acceptance")),
     )
 
 
@@ -281,6 +283,11 @@ def _cache_tensor(past: Any, present: str, where: str, head_dim: int | None) -> 
             "head size) with fixed heads and head size"
         )
     return CacheTensor(past.name, present, shape[1], head_dim, _dtype(past, where))
+
+
+def _is_acceptance(output: Any) -> bool:
+    """Whether an output holds one float for every row."""
+    return output is not None and output.type == "tensor(float)" and len(output.shape) == 1
 
 
 def _dtype(arg: Any, where: str) -> np.dtype[Any]:

@@ -37,6 +37,7 @@ class _Binding:
     io: Any
     inputs: dict[str, npt.NDArray[Any]]  # written in place before a pass
     logits: npt.NDArray[Any]  # (logit rows, width)
+    acceptance: FloatArray | None  # (logit rows,)
 
 
 class InPlaceRunner:
@@ -53,6 +54,7 @@ class InPlaceRunner:
         # One buffer for all row counts: it is as long as sixteen vocabularies.
         shape = (1, _REUSED_ROWS, contract.logits_width)
         self._logits = np.empty(shape, contract.logits_dtype)
+        self.acceptance: FloatArray | None = None  # of the last pass's logit rows, where told
         self._reserve(1)
 
     def run(
@@ -92,6 +94,7 @@ class InPlaceRunner:
                 bias = np.zeros((1, 1, rows, total), np.float32)
             binding.io.bind_cpu_input("attention_bias", bias)
         self._session.run_with_iobinding(binding.io)
+        self.acceptance = binding.acceptance
         return binding.logits.astype(np.float32, copy=False)
 
     def _reserve(self, length: int) -> None:
@@ -133,10 +136,13 @@ class InPlaceRunner:
         if logit_rows > _REUSED_ROWS:
             logits = np.empty((1, logit_rows, contract.logits_width), contract.logits_dtype)
         io.bind_ortvalue_output("logits", from_numpy(logits))
+        acceptance = np.empty(logit_rows, np.float32) if contract.acceptance else None
+        if acceptance is not None:
+            io.bind_ortvalue_output("acceptance", from_numpy(acceptance))
         for tensor, value in zip(contract.cache, self._values, strict=True):
             io.bind_ortvalue_input(tensor.past, value)
             io.bind_ortvalue_output(tensor.present, value)
-        binding = _Binding(io, inputs, logits[0])
+        binding = _Binding(io, inputs, logits[0], acceptance)
         if rows <= _REUSED_ROWS:
             self._bindings[rows, logit_rows] = binding
         return binding

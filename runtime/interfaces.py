@@ -44,6 +44,14 @@ class LanguageModel(Protocol):
         """Number of tokens held in the cache."""
         ...
 
+    @property
+    def acceptance(self) -> FloatArray | None:
+        """How likely each row's likeliest token of the last `forward` is to be accepted, given that
+        all before it are, shape (rows,); None where the model cannot tell. Only a guess: nothing
+        but the length of drafts may follow from it.
+        """
+        ...
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the cache without computing logits (prefill)."""
         ...

@@ -75,6 +75,7 @@ class OnnxModel:
         self._changes_order = contract.changes_order
         self._supports_trees = contract.in_place and contract.has("attention_bias")
         self._length = 0
+        self._acceptance: FloatArray | None = None
         # Lets a lone token run alone: a few per cent faster, but not bit-identical to verification.
         # Benchmarks use it as the plain loop to beat.
         self.single_rows = not contract.every_row
@@ -102,6 +103,13 @@ class OnnxModel:
     def supports_trees(self) -> bool:
         """Whether the graph takes an attention bias."""
         return self._supports_trees
+
+    @property
+    def acceptance(self) -> FloatArray | None:
+        """What the graph's acceptance head says of each row of the last `forward`, shape (rows,),
+        valid until the next call; None where it has none.
+        """
+        return self._acceptance
 
     @property
     def length(self) -> int:
@@ -163,6 +171,8 @@ class OnnxModel:
         padded = [*tokens, *[_FILLER] * (rows - count)]
         logits = self._runner.run(padded, positions, total, bias, want_logits)
         self._length = start + count
+        told = self._runner.acceptance if want_logits else None
+        self._acceptance = None if told is None else told[:count]
         return logits[:count, : self._vocab_size]
 
     def _begin_with_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
@@ -173,6 +183,7 @@ class OnnxModel:
             raise ValueError("a tree at the start of the sequence must have a single root")
         root = self._append(tokens[:1], None, want_logits=True).copy()
         rest = self._append(tokens[1:], [p - 1 for p in parents[1:]], want_logits=True)
+        self._acceptance = None  # of the whole tree; whoever reads it drafts row by row
         return np.concatenate([root, rest])
 
 

@@ -48,6 +48,7 @@ class TableModel:
         self._moods = random_table(width, 1_000_003, memory)[:_NUM_MOODS, : table.shape[1]]
         self._memory = memory
         self._limits = (table.shape[1], context_length, max_rows, supports_trees)
+        self.acceptance: FloatArray | None = None
         self.cache: list[int] = []
         self._pass_start = 0
         self.passes: list[int] = []  # rows of each forward

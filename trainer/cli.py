@@ -1,4 +1,4 @@
-"""The command line `edgedraft-train`: tokenizer, prompts, corpus, drafter, lora, evaluate."""
+"""The command line `edgedraft-train`: tokenizer, prompts, corpus, drafter, lora, head, evaluate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgedraft.runtime.progress_log import progress_on_stderr
 _EXTRA = "edgedraft[train]"
 _LOSSES = ("ce", "forward-kl", "reverse-kl", "tv", "lk")  # losses.py imports torch
 _MODULES = (*(f"{x}_proj" for x in ("q", "k", "v", "o", "gate", "up", "down")), "lm_head")
+_LABELS = ("right", "chance", "ratio")  # head_rows.py imports torch
 _ANSWERS = "FILE:TARGET_FOLDER"
 
 
@@ -123,6 +124,29 @@ def build_parser() -> argparse.ArgumentParser:
     lora.add_argument("--resume", action="store_true", help="go on where a run was stopped")
     lora.set_defaults(run=_lora)
 
+    head = commands.add_parser(
+        "head", help="train what tells a drafter how likely its next piece is to be accepted"
+    )
+    head.add_argument(
+        "--drafter", type=Path, required=True, metavar="DIR",
+        help="as edgedraft-train made it; it is copied, not changed",
+    )  # fmt: skip
+    head.add_argument("--answers", nargs="+", required=True, metavar=_ANSWERS)
+    head.add_argument("--out", type=Path, required=True, metavar="DIR")
+    head.add_argument(
+        "--labels", choices=_LABELS, default="right",
+        help="whether a piece is right; the chance that the target gives it, for coupled sampling; "
+        "or that chance over the drafter's own, for drafts that are drawn",
+    )  # fmt: skip
+    head.add_argument(
+        "--rejection-weight", type=float, default=1.0, metavar="X",
+        help="how much more a rejected piece counts in the loss",
+    )  # fmt: skip
+    head.add_argument("--lr", type=float, default=1e-3, metavar="X", help="full learning rate")
+    head.add_argument("--epochs", type=int, default=3, metavar="N", help="over the answers")
+    head.add_argument("--seed", type=int, default=0, metavar="N")
+    head.set_defaults(run=_head)
+
     evaluate = commands.add_parser("evaluate", help="tokens per target pass on held-out answers")
     evaluate.add_argument("drafter", type=Path, metavar="DRAFTER_DIR")
     evaluate.add_argument("--answers", nargs="+", required=True, metavar=_ANSWERS)
@@ -216,6 +240,25 @@ def _lora(options: argparse.Namespace) -> None:
             max_minutes=options.max_minutes,
             seed=options.seed,
             resume=options.resume,
+        )
+    )
+
+
+def _head(options: argparse.Namespace) -> None:
+    _need_torch()
+    from .answer_sources import AnswerSource
+    from .head_command import HeadOptions, train_head
+
+    train_head(
+        HeadOptions(
+            drafter=options.drafter,
+            answers=tuple(map(AnswerSource.parse, options.answers)),
+            out=options.out,
+            labels=options.labels,
+            rejection_weight=options.rejection_weight,
+            learning_rate=options.lr,
+            epochs=options.epochs,
+            seed=options.seed,
         )
     )
 

@@ -63,6 +63,11 @@ def lora_optimizers(model: nn.Module, rate: float) -> Optimizers:
     return Optimizers({"adamw": _adamw([x for x in model.parameters() if x.requires_grad], rate)})
 
 
+def head_optimizers(head: nn.Module, rate: float) -> Optimizers:
+    """Return AdamW for an acceptance head."""
+    return Optimizers({"adamw": _adamw(list(head.parameters()), rate)})
+
+
 def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 MAX_DRAFT_TOKENS = 4  # k
 PIECE_CAP = 8  # draft tokens in one round
@@ -61,6 +62,38 @@ def matches_of(hits: Sequence[bool], lengths: Sequence[int]) -> list[int]:
         right.append(length > 0 and all(hits[at : at + length]))
         at += length
     return [_matches(right[i:], lengths[i:]) for i in range(len(right))]
+
+
+def evaluated_pieces(hits: Sequence[bool], lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return which pieces of an answer are compared with a draft when rounds follow each other
+    through it, each with its place in its round: those that are right, and a round's first that is
+    not. Arguments are those of `matches_of`.
+    """
+    starts = [0, *accumulate(lengths)]
+    evaluated: list[tuple[int, int]] = []
+    position = 0
+    while position < len(lengths):
+        first = starts[position]
+        end = min(position + MAX_DRAFT_TOKENS, len(lengths))
+        while position < end and lengths[position] and starts[position + 1] - first <= PIECE_CAP:
+            pieces = range(starts[position], starts[position + 1])
+            wrong = next((i for i in pieces if not hits[i]), None)
+            evaluated += [(i, i - first) for i in pieces if wrong is None or i <= wrong]
+            if wrong is not None:
+                break
+            position += 1
+        position += 1  # the target's own token
+    return evaluated
+
+
+def reachable_pieces(hits: Sequence[bool], lengths: Sequence[int]) -> list[int]:
+    """Return the pieces that a round can get to, wherever it begins: those behind which all pieces
+    of their own token are right. Arguments are those of `matches_of`.
+    """
+    starts = [0, *accumulate(lengths)]
+    return [
+        at for start, end in pairwise(starts) for at in range(start, end) if all(hits[start:at])
+    ]
 
 
 def _matches(right: Sequence[bool], lengths: Sequence[int]) -> int:
