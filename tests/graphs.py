@@ -66,6 +66,7 @@ class DecoderSpec:
     cache_dtype: Literal["float32", "float16"] = "float32"
     temperature: float = 0.35  # divides the logits: lower is more decided
     near_ties: bool = False  # logits that differ in their last bits only
+    acceptance: bool = False  # a tenth of the largest logit, through a sigmoid, for every row
 
     @property
     def width(self) -> int:
@@ -185,6 +186,11 @@ def decoder_graph(spec: DecoderSpec | None = None, **changes: Any) -> bytes:
         pad = g.const([0] * 5 + [spec.padded_columns], np.int64)
         logits = g.op("Pad", logits, pad, g.const(1e4))
     g.op("Identity", logits, output="logits")
+    if spec.acceptance:
+        # Axes of both kinds are reduced, since an acceptance is told for each row and nothing else.
+        best = g.op("ReduceMax", logits, g.const([0, 2], np.int64), keepdims=0)
+        g.op("Sigmoid", g.op("Mul", best, g.const(0.1)), output="acceptance")
+        g.output("acceptance", TensorProto.FLOAT, ("logit_rows",))
     columns = spec.vocab_size + spec.padded_columns
     g.output("logits", TensorProto.FLOAT, (1, "logit_rows", columns))
     return g.model_bytes()

@@ -9,7 +9,9 @@ from edgedraft.trainer.rounds import (
     PIECE_CAP,
     Counts,
     count_matches,
+    evaluated_pieces,
     matches_of,
+    reachable_pieces,
 )
 
 
@@ -42,3 +44,37 @@ def test_matches_are_those_of_drafting_token_by_token() -> None:
                     break
                 drafted += 1
             assert count == drafted
+
+
+def test_every_piece_of_a_round_up_to_the_first_wrong_one_is_compared() -> None:
+    hits = [True, True, False, True, True, False]
+    #        token 0 of two pieces, 1 wrong, 2 the round's next, 3 wrong
+    assert evaluated_pieces(hits, [2, 1, 1, 1, 1]) == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (3, 0),
+        (4, 1),
+        (5, 2),
+    ]
+    assert evaluated_pieces([False, True], [2]) == [(0, 0)], "behind a wrong piece nothing is"
+    assert evaluated_pieces([True], [0, 1, 0]) == [(0, 0)], "what cannot be drafted ends a round"
+
+
+def test_rounds_compare_what_they_accept_and_one_more_where_they_end_at_a_mistake() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        lengths = rng.integers(0, 3, 30).tolist()
+        hits = (rng.random(sum(lengths)) < 0.7).tolist()
+        evaluated = evaluated_pieces(hits, lengths)
+        counts = count_matches(matches_of(hits, lengths))
+        assert sum(place == 0 for _, place in evaluated) <= counts.rounds
+        assert max((place for _, place in evaluated), default=0) < PIECE_CAP
+        assert {piece for piece, _ in evaluated} <= set(reachable_pieces(hits, lengths))
+        wrong = [piece for piece, _ in evaluated if not hits[piece]]
+        assert len(wrong) <= counts.rounds, "a round ends at its first"
+
+
+def test_no_round_gets_behind_a_wrong_piece_of_the_same_token() -> None:
+    assert reachable_pieces([True, False, True, True], [3, 1]) == [0, 1, 3]
+    assert reachable_pieces([], [0, 0]) == []
