@@ -1,7 +1,7 @@
 """A drafter's acceptance head (docs/formats.md), as a part of its decode graph.
 
     certainty  = log(q / (1 - q)), q the probability of a row's likeliest token
-    acceptance = sigmoid((1 + scale) certainty + out . (h + silu(W h)) + bias)
+    acceptance = sigmoid((1 + scale) certainty + out . (h + silu(W h)))
 
 `edgedraft-train head` makes the file; what is computed here has to be what was trained there.
 """
@@ -28,7 +28,6 @@ class AcceptanceHead(nn.Module):
         super().__init__()
         self.widen = nn.Linear(width, width, bias=False)
         self.out = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(()))
         self.scale = nn.Parameter(torch.empty(()))
 
     def forward(self, hidden: Tensor, logits: Tensor) -> Tensor:
@@ -37,7 +36,7 @@ class AcceptanceHead(nn.Module):
         odds_against = 1 / logits.softmax(-1).amax(-1) - 1
         uncertainty = odds_against.clamp_min(_LEAST_ODDS).log()
         change = (hidden + F.silu(self.widen(hidden))) @ self.out
-        return (change + self.bias - (1 + self.scale) * uncertainty).sigmoid()[0]
+        return (change - (1 + self.scale) * uncertainty).sigmoid()[0]
 
 
 def read_head(file: Path, width: int) -> AcceptanceHead:

@@ -6,9 +6,9 @@ the decode graph, and no pass is spent on the confidence of the last piece. With
 state of the row and `q` the probability of its likeliest piece,
 
     certainty  = log(q / (1 - q))
-    acceptance = sigmoid((1 + scale) certainty + out . (h + silu(W h)) + bias)
+    acceptance = sigmoid((1 + scale) certainty + out . (h + silu(W h)))
 
-`scale`, `out` and `bias` begin at zero: what was never trained says the drafter's own probability.
+`scale` and `out` begin at zero: what was never trained says the drafter's own probability.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ class AcceptanceHead(nn.Module):
         super().__init__()
         self.widen = nn.Linear(width, width, bias=False)
         self.out = nn.Parameter(torch.zeros(width))
-        self.bias = nn.Parameter(torch.zeros(()))
         self.scale = nn.Parameter(torch.zeros(()))
 
     def forward(self, hidden: Tensor, certainty: Tensor) -> Tensor:
         """hidden (n, width), certainty (n,) -> (n,)"""
         features = hidden + F.silu(self.widen(hidden))
-        return (1 + self.scale) * certainty + (features * self.out).sum(-1) + self.bias
+        return (1 + self.scale) * certainty + features @ self.out
 
 
 def certainty_of(logits: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--rejection-weight", type=float, default=1.0, metavar="X",
         help="how much more a rejected piece counts in the loss",
     )  # fmt: skip
-    head.add_argument("--lr", type=float, default=1e-3, metavar="X", help="full learning rate")
+    head.add_argument("--lr", type=float, default=3e-3, metavar="X", help="full learning rate")
     head.add_argument("--epochs", type=int, default=3, metavar="N", help="over the answers")
     head.add_argument("--seed", type=int, default=0, metavar="N")
     head.set_defaults(run=_head)

@@ -49,7 +49,7 @@ class HeadOptions:
     out: Path
     labels: str = "right"
     rejection_weight: float = 1.0
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     epochs: int = 3
     seed: int = 0
 

@@ -29,7 +29,6 @@ def make_head() -> AcceptanceHead:
     head = AcceptanceHead(WIDTH)
     with torch.no_grad():
         head.out.normal_(std=0.2)
-        head.bias.fill_(-0.4)
         head.scale.fill_(0.3)
         for parameter in head.parameters():
             parameter.copy_(parameter.half())
