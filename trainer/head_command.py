@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,18 @@ from edgedraft.runtime.state import write_atomic
 from .acceptance_head import FILE, AcceptanceHead, acceptance_loss, load_head, save_head
 from .answer_sources import AnswerSource, MappedAnswers
 from .errors import TrainError
+from .head_report import head_table, measure_head
 from .head_rows import LABELS, Rows, rows_of
 from .model import load_drafter
 from .optimizer import head_optimizers, rate_scale
 from .options import require_positive
 from .provenance import describe_training
-from .reliability import brier, reliability, running_mean
-from .rounds import PIECE_CAP
 from .tokenizer import load_tokenizer
 
 RECORD = "acceptance_head.json"
 _BATCH_ROWS = 1024
 _REPORTS = 10
-_REPORT_S = 500  # answers between two remarks
+_REPORT_ANSWERS = 500  # answers between two remarks
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ def collect(model: Any, sources: Sequence[MappedAnswers], *, held_out: bool) -> 
     parts = []
     for count, (answer, vocab_map) in enumerate(wanted, 1):
         parts.append(rows_of(model, answer, vocab_map))
-        if count % _REPORT_S == 0:
+        if count % _REPORT_ANSWERS == 0:
             _log.info("read %d of %d answers", count, len(wanted))
     return Rows.join(parts)
 
@@ -120,69 +119,10 @@ def fit(rows: Rows, options: HeadOptions) -> AcceptanceHead:
     return head.eval()
 
 
-@torch.inference_mode()
-def stated_by(head: AcceptanceHead, rows: Rows) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return what a head says of every row."""
-    logits = head(torch.from_numpy(rows.hidden).float(), torch.from_numpy(rows.certainty))
-    stated: np.ndarray[Any, np.dtype[np.float32]] = logits.sigmoid().numpy()
-    return stated
-
-
-def measure_head(head: AcceptanceHead, rows: Rows) -> dict[str, Any]:
-    """Compare a head with the drafter's own probability and with the mean so far.
-
-    Brier scores are of greedy verification, over all rows and by the place of a piece in its round,
-    each with a running mean of its own. `coupled` are those of coupled sampling, where the target's
-    chances are known.
-    """
-    stated, own = stated_by(head, rows), rows.own
-    running = np.empty(len(stated))
-    for place in range(PIECE_CAP):
-        running[rows.place == place] = running_mean(rows.right[rows.place == place])
-
-    def scores(among: np.ndarray[Any, Any], outcomes: np.ndarray[Any, Any]) -> dict[str, Any]:
-        values = {"head": stated, "own": own, "running_mean": running}
-        by_name = {n: round(brier(x[among], outcomes[among]), 4) for n, x in values.items()}
-        return {"count": int(among.sum()), "right": round(float(outcomes[among].mean()), 4)} | (
-            by_name
-        )
-
-    everywhere = np.ones(len(stated), np.bool_)
-    places = [p for p in range(PIECE_CAP) if (rows.place == p).any()]
-    measured: dict[str, Any] = {
-        "brier": {
-            "all": scores(everywhere, rows.right),
-            **{str(p): scores(rows.place == p, rows.right) for p in places},
-        },
-        "reliability": reliability(stated, rows.right),
-        "reliability_own": reliability(own, rows.right),
-    }
-    known = ~np.isnan(rows.chance)
-    if known.any():
-        measured["coupled"] = scores(known, rows.chance)
-    return measured
-
-
-def head_table(measured: Mapping[str, Any]) -> str:
-    """Return what was measured as lines for a person."""
-    lines = [f"{'place':<10}{'pieces':>8}{'right':>8}{'head':>8}{'own':>8}{'mean':>8}"]
-    scores: dict[str, Any] = {**measured["brier"]}
-    if "coupled" in measured:
-        scores["coupled"] = measured["coupled"]
-    for name, row in scores.items():
-        numbers = (row[x] for x in ("right", "head", "own", "running_mean"))
-        lines.append(f"{name:<10}{row['count']:>8}" + "".join(f"{x:>8.4f}" for x in numbers))
-    lines.append("stated -> came true")
-    lines += [
-        f"{x['stated']:.3f} -> {x['came_true']:.3f} ({x['count']})" for x in measured["reliability"]
-    ]
-    return "\n".join(lines)
-
-
 def _copy_drafter(drafter: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for file in sorted(drafter.iterdir()):
-        if file.is_file() and file.name not in (FILE, RECORD):
+        if file.is_file():
             shutil.copyfile(file, out / file.name)
 
 

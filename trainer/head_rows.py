@@ -59,7 +59,7 @@ class Rows:
     @property
     def own(self) -> npt.NDArray[np.float32]:
         """What the drafter itself gives the piece."""
-        probability: npt.NDArray[np.float32] = 1 / (1 + np.exp(-self.certainty))
+        probability: npt.NDArray[np.float32] = np.reciprocal(1 + np.exp(-self.certainty))
         return probability
 
     def labels(self, kind: str) -> npt.NDArray[np.float32]:

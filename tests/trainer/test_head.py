@@ -156,6 +156,30 @@ def test_rows_are_what_rounds_compare(
         assert np.isnan(rows.chance).all(), "these answers hold no logits"
 
 
+def test_rows_that_no_round_gets_to_are_left_out(
+    drafter: Path, answers: list[Answer], vocab_map_of: Callable[[Path], VocabMap]
+) -> None:
+    """Those of pieces behind a wrong one of the same target token."""
+    model, vocab_map = load_drafter(drafter), vocab_map_of(drafter)
+    all_pieces = 0
+    kept = 0
+    for answer in (a for a in answers if a.finished):
+        context = [p for token in answer.prompt_ids for p in vocab_map.spelling(token)]
+        expected: list[bool] = []
+        for token in answer.response_ids:
+            pieces = vocab_map.spelling(token)
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([[*context, *pieces]])).logits[0]
+            best = logits[len(context) - 1 :].argmax(-1).tolist()
+            wrong = next((i for i, piece in enumerate(pieces) if best[i] != piece), len(pieces))
+            expected += [best[i] == piece for i, piece in enumerate(pieces[: wrong + 1])]
+            context += pieces
+            all_pieces += len(pieces)
+        assert rows_of(model, answer, vocab_map).right.tolist() == expected
+        kept += len(expected)
+    assert kept < all_pieces
+
+
 def test_labels_are_what_became_of_a_piece_its_chance_or_the_ratio(
     drafter: Path, with_logits: Path, target: Target, vocab_map_of: Callable[[Path], VocabMap]
 ) -> None:
