@@ -69,7 +69,9 @@ def add_decode_options(parser: argparse.ArgumentParser, max_tokens: int) -> None
         "--drafter",
         nargs="+",
         metavar="NAME",
-        help="lookup, ngram or a drafter's folder, in any combination; or none (default: ngram)",
+        help="lookup, ngram or a drafter's folder, in any combination; or none (default: ngram). "
+        "For comparison, k=N and gamma=X draft N tokens, or until it is likelier than X that one "
+        "of them is wrong, whatever that costs",
     )
     parser.add_argument(
         "--tree", action="store_true", help="draft several continuations at once (fp32 graphs)"

@@ -147,6 +147,8 @@ class SpeculativeDecoder:
             remaining - 1,
             target.context_length - target.length - 1,
         )
+        if self._policy.most is not None:
+            budget = min(budget, self._policy.most)
         if self._proposer is None or budget < 1:
             return NOTHING
         self._policy.begin_round(target.length)

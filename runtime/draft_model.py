@@ -33,8 +33,6 @@ from .vocab_map import VocabMap
 
 _PREFILL_ROWS = 128
 _OVERTIME = 3  # pieces that may be drafted to finish a target token
-# Usual probability of a draft token, given those before it: what the next step is expected to add.
-_NEXT = 0.6
 _SLOWING = 1.02  # how fast a step's known seconds may rise, per step
 _ROUND_PIECES = 32  # a round adds fewer to the context; reading more is no cost of a round
 
@@ -176,9 +174,7 @@ class DraftModel(Proposer):
         return piece, 1.0 / float(np.exp(row - row[piece]).sum()), None
 
     def _is_enough(self, pieces: Sequence[int], probs: Sequence[float], budget: int) -> bool:
-        # One more token costs a step, and a row of the target's pass.
-        cost = self._policy.price(self._step_s) + self._policy.row_price
-        if len(pieces) < budget and prod(probs) * _NEXT > cost:
+        if len(pieces) < budget and self._policy.wants_more(prod(probs), self._step_s):
             return False
         node = 0
         for piece in pieces:

@@ -5,6 +5,9 @@ target said so far, a folder holds a drafter (or any small model). Together they
 (`composite.py`); `none` decodes plainly. The counts start from a seed: a file named with
 `ngram=FILE`, else the one that the drafter's folder has for this target. A drafter that has learned
 for this target drafts with its active adapter (`adapter_store.py`).
+
+How long drafts are follows from what they cost here. For comparison, `k=4` drafts four tokens, and
+`gamma=0.4` until it is likelier than that that something in the draft is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from .learned_ngrams import LearnedNgrams
 from .learning_translator import LearningTranslator
 from .merged_drafter import open_current_drafter
 from .onnx_model import OnnxModel
-from .policy import DraftPolicy
+from .policy import ConstantPolicy, DraftPolicy, GammaPolicy, PassCosts
 from .suffix_lookup import SuffixLookup
 from .tokenizer_file import TokenIds, load_tokenizer
 from .vocab_map import PairKey, VocabMap
@@ -31,7 +34,33 @@ from .vocabulary import Vocabulary
 NAMES = ("lookup", "ngram", "none")
 # Lookup beside the n-grams costs time and brings nothing (docs/experiments.md).
 DEFAULT = ("ngram",)
-_SEED = "ngram="
+_SEED, _LENGTH, _GAMMA = "ngram=", "k=", "gamma="
+
+
+def open_policy(
+    drafters: Sequence[str | Path], costs: PassCosts | None
+) -> tuple[list[str | Path], DraftPolicy]:
+    """Return the drafters that were named, and how long their drafts are to be; raise
+    `DrafterError` where that is not said as it can be.
+    """
+    rules = [str(name) for name in drafters if str(name).startswith((_LENGTH, _GAMMA))]
+    others = [name for name in drafters if str(name) not in rules]
+    if not rules:
+        return others, DraftPolicy(costs)
+    if len(rules) > 1:
+        raise DrafterError(f"one length of drafts at a time, got {' and '.join(rules)}")
+    kind, value = rules[0].split("=", 1)
+    try:
+        if kind == "k" and (length := int(value)) >= 1:
+            return others, ConstantPolicy(length)
+        if kind == "gamma" and 0 <= (gamma := float(value)) <= 1:
+            return others, GammaPolicy(gamma)
+    except ValueError:
+        pass
+    raise DrafterError(
+        f"{rules[0]}: k is a number of tokens, such as k=4, and gamma a probability, such as "
+        "gamma=0.4"
+    )
 
 
 def open_proposer(

@@ -23,7 +23,7 @@ from .config import DecodeConfig
 from .datatypes import FinishReason, RoundTrace
 from .decode import SpeculativeDecoder
 from .detokenize import TextStream
-from .drafting import DEFAULT, open_proposer
+from .drafting import DEFAULT, open_policy, open_proposer
 from .errors import EdgeDraftError, FolderError, StateError
 from .folder import ModelFolder, open_target_folder
 from .interfaces import Proposer
@@ -107,7 +107,8 @@ class Engine:
         """Open a target folder.
 
         `drafters` are "lookup", "ngram" and at most one drafter folder, in any combination, or
-        "none" alone (`drafting.py`); by default "ngram", with `tree` "lookup". `tree` lets lookup
+        "none" alone (`drafting.py`); by default "ngram", with `tree` "lookup". "k=4" or "gamma=0.4"
+        among them sets how long drafts are, in place of what this device tells. `tree` lets lookup
         and drawn drafts propose several continuations at once: exact over an fp32 graph with an
         attention bias, up to the last bit of a logit. The costs of
         this device are measured at the first opening and remembered in `state_dir`. So is what is
@@ -126,8 +127,8 @@ class Engine:
                 f"is {target_folder.precision}, where one bit of rounding can change a token; "
                 "export with --precision fp32 --tree"
             )
-        if drafters is None:
-            drafters = ("lookup",) if tree else DEFAULT
+        default = ("lookup",) if tree else DEFAULT
+        drafters = default if drafters is None else drafters
         if list(drafters) == ["none"]:
             open_learning(learn, None, ids, None)
             return cls(target, tokenizer, None)
@@ -146,10 +147,10 @@ class Engine:
         except StateError as error:
             _log.warning("%s", error)
             plan = measure_plan(target)
-        policy = DraftPolicy(plan.costs)
+        names, policy = open_policy(drafters, plan.costs)
         kept = state.folder if state and keep else None
         proposer = open_proposer(
-            drafters,
+            names or default,
             target,
             ids,
             policy,
@@ -165,8 +166,8 @@ class Engine:
 
         Both use one cache: whoever turns from one to the other calls `forget` first.
         """
-        policy = DraftPolicy(self.plan.costs if self.plan else None)
-        proposer = open_proposer(drafters, self.target, TokenIds(self.tokenizer), policy)
+        names, policy = open_policy(drafters, self.plan.costs if self.plan else None)
+        proposer = open_proposer(names or DEFAULT, self.target, TokenIds(self.tokenizer), policy)
         return Engine(self.target, self.tokenizer, proposer, self.plan, policy)
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:

@@ -18,6 +18,8 @@ from .datatypes import ROOT, Proposal, RoundTrace
 _MEMORY = 0.95  # of running means, per round
 _FIRST_ROUNDS = 20.0
 _TYPICAL_OVERHEAD_S = 2e-4
+# Usual probability of a draft token, given those before it: what the next step is expected to add.
+_NEXT = 0.6
 
 
 class PassCosts:
@@ -64,7 +66,9 @@ def _at(points: Sequence[tuple[int, float]], x: int) -> float:
 
 
 class DraftPolicy:
-    """Chooses how many nodes of a proposal to submit."""
+    """Chooses how long drafts are, and how many nodes of a proposal to submit."""
+
+    most: int | None = None  # tokens in a draft, whatever they promise
 
     def __init__(
         self, costs: PassCosts | None = None, overhead_s: float = _TYPICAL_OVERHEAD_S
@@ -93,14 +97,18 @@ class DraftPolicy:
             return 0.0
         return seconds / self._plain_s() * self._tokens / self._plain_rounds
 
+    def wants_more(self, all_right: float, step_s: float) -> bool:
+        """Whether one more token is worth a step of these seconds and a row of the target's pass,
+        where the draft so far is all right with that probability.
+        """
+        return all_right * _NEXT > self.price(step_s) + self.row_price
+
     def nodes_to_submit(self, proposal: Proposal) -> int:
         """Return the number of leading nodes with the most expected tokens after the price of their
         time; all of them where a rule of its own verifies the proposal, since the choice must not
         look ahead then.
         """
-        if self._costs is None or proposal.rule is not None:
-            return len(proposal.tokens)
-        return self._best(proposal)[0]
+        return len(proposal.tokens) if proposal.rule is not None else self._best(proposal)[0]
 
     def value(self, proposal: Proposal) -> float:
         """Return the expected tokens of the best number of leading nodes, after the price of the
@@ -121,6 +129,8 @@ class DraftPolicy:
             self._plain_rounds = _MEMORY * self._plain_rounds + round_s / self._plain_s()
 
     def _best(self, proposal: Proposal) -> tuple[int, float]:
+        if self._costs is None:
+            return len(proposal.tokens), 1 + sum(reached(proposal))
         price = self.price(1.0)
         fixed = 1 - price * (self._overhead_s + proposal.draft_s)
         best, most = 0, fixed - price * self._pass_s(1)
@@ -136,6 +146,36 @@ class DraftPolicy:
 
     def _plain_s(self) -> float:
         return self._pass_s(1) + self._overhead_s
+
+
+class ConstantPolicy(DraftPolicy):
+    """Drafts of one length, for comparison."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+
+class GammaPolicy(DraftPolicy):
+    """Drafts until it is likelier than gamma that something in them is wrong (OmniDraft, arXiv
+    2507.02659, equation 7, as SpecDec++, arXiv 2405.19715), for comparison: it knows no costs.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        super().__init__()
+        self._gamma = gamma
+
+    def wants_more(self, all_right: float, step_s: float) -> bool:
+        """Whether the draft so far is likely enough to be right."""
+        return 1 - all_right <= self._gamma
+
+    def _best(self, proposal: Proposal) -> tuple[int, float]:
+        count, expected = 0, 1.0
+        for probability in reached(proposal):
+            count, expected = count + 1, expected + probability
+            if not self.wants_more(probability, 0.0):
+                break
+        return count, expected
 
 
 def reached(proposal: Proposal) -> Iterator[float]:

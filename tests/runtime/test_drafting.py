@@ -25,7 +25,8 @@ from edgedraft.runtime import (
 from edgedraft.runtime.cli import main
 from edgedraft.runtime.composite import CompositeProposer
 from edgedraft.runtime.draft_model import DraftModel
-from edgedraft.runtime.policy import DraftPolicy
+from edgedraft.runtime.drafting import open_policy
+from edgedraft.runtime.policy import ConstantPolicy, DraftPolicy, GammaPolicy, PassCosts
 from graphs import (
     byte_level_tokenizer,
     decoder_graph,
@@ -76,11 +77,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 def open_engine(target: Path, drafters: list[str | Path], state: Path) -> Engine:
     """Open an engine that always drafts: these targets are as cheap as their drafters."""
-    engine = Engine.open(target, drafters=drafters, session=ONE_THREAD, state_dir=state)
-    assert isinstance(engine.proposer, CompositeProposer)
-    engine.proposer._policy = engine.decoder._policy = DraftPolicy()
-    draft_model(engine)._policy = DraftPolicy()
-    return engine
+    names = [*drafters, "k=15"]
+    return Engine.open(target, drafters=names, session=ONE_THREAD, state_dir=state)
 
 
 def draft_model(engine: Engine) -> DraftModel:
@@ -302,3 +300,39 @@ def test_a_pair_can_be_looked_at(
     assert "in both" in capsys.readouterr().out
     assert main(["inspect", str(target), "--pair", str(small), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["marks_special_tokens"] is True
+
+
+def test_the_length_of_drafts_can_be_set_where_drafters_are_named(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    names, policy = open_policy(["ngram", "k=4", "some/folder"], None)
+    assert names == ["ngram", "some/folder"]
+    assert isinstance(policy, ConstantPolicy) and policy.most == 4
+    assert isinstance(open_policy(["gamma=0.3"], PassCosts({2: 1.0}))[1], GammaPolicy)
+    assert type(open_policy(["ngram"], PassCosts({2: 1.0}))[1]) is DraftPolicy
+    target, small = folder("byte-level"), folder("own", drafter=True, seed=1)
+    lengths: set[int] = set()
+    engine = Engine.open(target, drafters=[small, "k=3"], session=ONE_THREAD, state_dir=tmp_path)
+    for piece in engine.stream(PROMPTS[0], DecodeConfig(max_tokens=30, ignore_eos=True)):
+        lengths |= {len(piece.trace.proposal.tokens)} if piece.trace else set()
+    assert max(lengths) == 3
+    by_default = Engine.open(target, drafters=["k=3"], session=ONE_THREAD, state_dir=tmp_path)
+    assert type(by_default.proposer) is type(
+        Engine.open(target, session=ONE_THREAD, state_dir=tmp_path).proposer
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["k=0"], "k=0: k is a number of tokens, such as k=4"),
+        (["k=four"], "k=four: k is a number"),
+        (["gamma=1.5"], "gamma=1.5: k is a number of tokens, such as k=4, and gamma a probability"),
+        (["gamma=nan"], "gamma=nan"),
+        (["k=2", "gamma=0.3"], "one length of drafts at a time, got k=2 and gamma=0.3"),
+    ],
+)
+def test_a_length_that_is_none_is_refused_in_one_line(names: list[str], said: str) -> None:
+    with pytest.raises(DrafterError, match=said) as refused:
+        open_policy(["ngram", *names], None)
+    assert "\n" not in str(refused.value)

@@ -9,7 +9,7 @@ import pytest
 
 from edgedraft.runtime import DecodeConfig, Proposal, RoundTrace, SpeculativeDecoder, Verdict
 from edgedraft.runtime.datatypes import Timings
-from edgedraft.runtime.policy import DraftPolicy, PassCosts
+from edgedraft.runtime.policy import ConstantPolicy, DraftPolicy, GammaPolicy, PassCosts
 from fakes import PROMPT, OracleProposer, TableModel, random_table, run
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -145,6 +145,40 @@ def test_what_time_brings_is_learned_in_plain_rounds_whatever_the_context() -> N
 
 def test_without_costs_everything_is_submitted() -> None:
     assert DraftPolicy().nodes_to_submit(chain(0.0, 0.0)) == 2
+
+
+def test_gamma_stops_behind_the_token_that_makes_the_draft_doubtful() -> None:
+    policy = GammaPolicy(0.3)
+    assert policy.wants_more(0.71, step_s=1.0) and not policy.wants_more(0.69, step_s=0.0)
+    assert policy.nodes_to_submit(chain(0.9, 0.9, 0.8, 1.0, 1.0)) == 3  # 0.81, then 0.648
+    assert policy.value(chain(0.9, 0.9, 0.8, 1.0)) == pytest.approx(1 + 0.9 + 0.81 + 0.648)
+    assert policy.nodes_to_submit(chain(1.0, 1.0)) == 2
+    assert policy.nodes_to_submit(chain()) == 0
+    assert GammaPolicy(0.0).nodes_to_submit(chain(0.99, 1.0)) == 1
+    assert GammaPolicy(1.0).nodes_to_submit(chain(0.0, 0.0)) == 2
+
+
+@pytest.mark.parametrize("accepted", [0, 4])
+def test_rules_for_comparison_learn_nothing_of_costs(accepted: int) -> None:
+    for policy in (ConstantPolicy(4), GammaPolicy(0.5)):
+        before = policy.nodes_to_submit(chain(0.4, 0.9)), policy.price(1.0)
+        for _ in range(50):
+            observed(policy, accepted=accepted, other_s=0.1)
+        assert (policy.nodes_to_submit(chain(0.4, 0.9)), policy.price(1.0)) == before
+        assert policy.price(1.0) == 0
+
+
+@pytest.mark.parametrize("policy", [ConstantPolicy(3), GammaPolicy(0.5)])
+def test_output_stays_plain_with_rules_for_comparison(policy: DraftPolicy) -> None:
+    table = random_table(23, 0)
+    config = DecodeConfig(max_tokens=40)
+    plain = run(TableModel(table), config)
+    model = TableModel(table)
+    proposer = OracleProposer((*PROMPT, *plain.tokens), 23, mistakes=0.3)
+    decoder = SpeculativeDecoder(model, proposer, policy)
+    assert run(model, config, decoder=decoder).tokens == plain.tokens
+    assert max(model.passes) == (4 if policy.most else 3)  # 0.7, then 0.49
+    assert max(budget for _, budget in proposer.asked) == (policy.most or 15)
 
 
 def observed(policy: DraftPolicy, accepted: int, other_s: float, draft_s: float = 0.0) -> None:
