@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from .errors import ExportError
 
 HEAD = "acceptance_head.safetensors"
-_LEAST_ODDS = 1e-6  # float32 tells no less from none
+PREFIX = "acceptance_head."  # begins the names of its weights and modules, wherever others are
+LEAST_ODDS = 1e-6  # float32 tells no less from none
 
 
 class AcceptanceHead(nn.Module):
@@ -34,7 +35,7 @@ class AcceptanceHead(nn.Module):
         """hidden (1, n, width), logits (1, n, vocab) -> (n,)"""
         # In as few nodes as possible: they are most of what a head costs.
         odds_against = 1 / logits.softmax(-1).amax(-1) - 1
-        uncertainty = odds_against.clamp_min(_LEAST_ODDS).log()
+        uncertainty = odds_against.clamp_min(LEAST_ODDS).log()
         change = (hidden + F.silu(self.widen(hidden))) @ self.out
         return (change - (1 + self.scale) * uncertainty).sigmoid()[0]
 

@@ -5,6 +5,9 @@ Both say W + (alpha / rank) * B @ A, so tensors pass as they are, under other na
 
     base_model.model.MODULE.lora_A.weight  <->  MODULE.lora_A
 
+What an acceptance head learned is not about a module that PEFT knows: it lies beside the checkpoint
+in `acceptance_adapter.safetensors`, under our names, and comes back from there.
+
 What PEFT can express and an adapter file cannot is refused. A tied head is like any other module:
 PEFT adds to the head and leaves the embedding alone, and so does the device. Only PEFT's
 `merge_and_unload` would change both.
@@ -15,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +44,12 @@ from edgedraft.runtime.state import write_atomic
 from edgedraft.runtime.tokenizer_file import TokenIds, load_tokenizer
 from edgedraft.runtime.training_files import TrainingFiles, open_training_files
 
+from .acceptance_head import PREFIX
 from .errors import ExportError
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
+_ACCEPTANCE = "acceptance_adapter.safetensors"
 _RECORD = "training.json"  # as edgedraft-train writes it; another trainer's folder has none
 _PREFIX = "base_model.model."
 _LORA = re.compile(r"(.+\.lora_[AB])\.weight")
@@ -106,7 +111,10 @@ def adapter_from_peft(checkpoint: Path, pair: Pair, out: Path) -> Path:
             f"{checkpoint}: was trained on another drafter ({record['base']!s:.12}, this one is "
             f"{pair.base.weights:.12}); export it with the drafter that it was trained on"
         )
-    lora = Lora(rank, alpha, _read_tensors(checkpoint / _WEIGHTS, pair.files))
+    tensors = _read_tensors(checkpoint / _WEIGHTS, pair.files)
+    if (beside := checkpoint / _ACCEPTANCE).is_file():
+        tensors |= {name: x.astype(np.float32) for name, x in read_safetensors(beside).items()}
+    lora = Lora(rank, alpha, tensors)
     provenance = {"training": record.get("provenance"), "export": describe_code(_PACKAGES)}
     with _writing(out):
         write_adapter(out, Adapter(lora, provenance=provenance), pair.base)
@@ -115,10 +123,11 @@ def adapter_from_peft(checkpoint: Path, pair: Pair, out: Path) -> Path:
 
 def peft_from_adapter(adapter: Path, pair: Pair, out: Path) -> Path:
     """Write an adapter file as a folder that PEFT opens, and return the folder."""
-    _refuse_taken(out / _CONFIG, out / _WEIGHTS)
+    _refuse_taken(out / _CONFIG, out / _WEIGHTS, out / _ACCEPTANCE)
     learned = read_adapter(adapter, pair.base)
     lora = learned.lora
-    weights = {f"{_PREFIX}{name}.weight": tensor for name, tensor in lora.tensors.items()}
+    beside = {name: x for name, x in lora.tensors.items() if name.startswith(PREFIX)}
+    weights = {f"{_PREFIX}{k}.weight": x for k, x in lora.tensors.items() if k not in beside}
     record = {"base": pair.base.weights, "provenance": dict(learned.provenance)}
     config = {
         "peft_type": "LORA",
@@ -127,12 +136,14 @@ def peft_from_adapter(adapter: Path, pair: Pair, out: Path) -> Path:
         "inference_mode": True,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": sorted(lora.modules),
+        "target_modules": sorted(x for x in lora.modules if not x.startswith(PREFIX)),
         "bias": "none",
     }
     with _writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / _WEIGHTS, save(weights, metadata={"format": "pt"}))
+        if beside:
+            write_atomic(out / _ACCEPTANCE, save(beside))
         write_atomic(out / _RECORD, _json(record))
         write_atomic(out / _CONFIG, _json(config))  # last: without it, nothing opens the folder
     return out
@@ -166,7 +177,7 @@ def _read_config(path: Path) -> tuple[int, float]:
     return rank, alpha * math.sqrt(rank) if config.get("use_rslora") else float(alpha)
 
 
-def _read_tensors(path: Path, files: TrainingFiles) -> Mapping[str, npt.NDArray[np.float32]]:
+def _read_tensors(path: Path, files: TrainingFiles) -> dict[str, npt.NDArray[np.float32]]:
     """Return a checkpoint's tensors under our names."""
     if not path.is_file():
         raise ExportError(
@@ -205,7 +216,8 @@ def _check_copy(path: Path, module: str, array: npt.NDArray[Any], files: Trainin
 
 def _kinds(files: TrainingFiles) -> list[str]:
     """Return what PEFT would call the modules that can learn, in any layer."""
-    return list(dict.fromkeys(module.rpartition(".")[2] for module in files.modules))
+    known = (module for module in files.modules if not module.startswith(PREFIX))
+    return list(dict.fromkeys(module.rpartition(".")[2] for module in known))
 
 
 def _refuse_taken(*paths: Path) -> None:

@@ -28,7 +28,6 @@ from edgedraft.runtime.folder import (
     read_json,
 )
 
-from .acceptance_head import HEAD
 from .errors import ExportError
 from .sources import Source
 
@@ -36,6 +35,8 @@ GRAPH = "decoder.onnx"
 WEIGHTS = "decoder.onnx.data"
 _TOKENIZER = "tokenizer.json"
 _PAGE_BYTES = 4096  # a weight that begins on a page can be mapped wherever pages are mapped
+# What a device may replace has to lie outside the graph, shapes within.
+_SMALLEST_OUTSIDE = 64  # bytes
 _TEMPLATE = "chat_template.jinja"
 
 
@@ -68,6 +69,7 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
         graph,
         folder / GRAPH,
         external_data=WEIGHTS,
+        size_threshold_bytes=_SMALLEST_OUTSIDE,
         alignment=_PAGE_BYTES,
         align_threshold=_PAGE_BYTES // 4,
     )
@@ -88,9 +90,6 @@ def write_manifest(
     source.tokenizer.save(str(folder / _TOKENIZER))
     for seed in source.seeds if is_drafter else ():
         shutil.copy(seed, folder / seed.name)
-    head = source.acceptance_head if is_drafter else None
-    if head is not None:
-        shutil.copy(head, folder / HEAD)
     if source.chat_template is not None:
         (folder / _TEMPLATE).write_text(source.chat_template, encoding="utf-8")
     manifest = {
@@ -113,7 +112,6 @@ def write_manifest(
         "tokenizer": _TOKENIZER,
         "chat_template": _TEMPLATE if source.chat_template is not None else None,
         **({"training": training} if training else {}),
-        **({"acceptance_head": HEAD} if head else {}),
         "quality": quality,
         "provenance": provenance,
     }

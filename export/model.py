@@ -84,8 +84,8 @@ def export_model(
     # The runtime keeps one slot of the context for a dummy row.
     held_out = [x[: context_length - 1] for x in held_out or tokenize(source, HELD_OUT)]
     probe = held_out[0][:_PARITY_TOKENS]
-    trainable = _trainable(source, options)
     head = _acceptance_head(source, options)
+    trainable = _trainable(source, head, options)
     training: dict[str, Any] | None = None
     with staged_folder(out, force=options.force) as stage:
         if trainable is not None:
@@ -135,7 +135,7 @@ def export_model(
             _log.info("quantising to %s", options.precision)
             quantize(graph, options.precision)
             if trainable is not None:
-                training = write_training_files(stage, source.model, trainable, graph)
+                training = write_training_files(stage, source.model, head, trainable, graph)
                 check_training_files(stage, probe, expected)
             model = opened()
             _log.info("measuring what it costs in accuracy")
@@ -149,12 +149,14 @@ def export_model(
     return quality
 
 
-def _trainable(source: Source, options: ExportOptions) -> TrainableModel | None:
+def _trainable(
+    source: Source, head: AcceptanceHead | None, options: ExportOptions
+) -> TrainableModel | None:
     """Return what a drafter learns with on the device, or None if it will not learn."""
     if not options.is_drafter or options.precision != "int8":
         return None
     try:
-        return trainable_model(source.model)
+        return trainable_model(source.model, head)
     except ExportError as error:
         _log.warning("%s", error)
         return None

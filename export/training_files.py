@@ -22,9 +22,15 @@ from edgedraft.runtime import SessionConfig
 from edgedraft.runtime.datatypes import FloatArray
 from edgedraft.runtime.ort_session import open_session
 
+from .acceptance_head import AcceptanceHead
 from .errors import ExportError
 from .quantize import column_recipes
-from .training_step import TrainableModel, export_evaluation, export_training_step
+from .training_step import (
+    TrainableModel,
+    export_evaluation,
+    export_training_step,
+    named_weights,
+)
 
 _STEP = "training_step.onnx"
 _EVALUATION = "evaluation.onnx"
@@ -41,27 +47,30 @@ def round_to_half(model: torch.nn.Module) -> None:
 
 
 def write_training_files(
-    folder: Path, model: torch.nn.Module, trainable: TrainableModel, graph: ir.Model
+    folder: Path,
+    model: torch.nn.Module,
+    head: AcceptanceHead | None,
+    trainable: TrainableModel,
+    graph: ir.Model,
 ) -> dict[str, Any]:
     """Write the files and return the manifest's `training`.
 
-    `graph` is the decoder, quantised to int8, and `model`, rounded to half precision, what it was
-    made of.
+    `graph` is the decoder, quantised to int8, and `model` and `head`, rounded to half precision,
+    what it was made of.
     """
-    weights = {name: x.detach().half().contiguous() for name, x in model.named_parameters()}
+    named = named_weights(model, head)
+    weights = {name: x.detach().half().contiguous() for name, x in named.items()}
     (folder / _WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
     ir.save(export_training_step(trainable), folder / _STEP)
     ir.save(export_evaluation(trainable), folder / _EVALUATION)
-    module_of = {f"{_MODEL}{module}.weight": module for module in trainable.modules}
     return {
         "step_graph": _STEP,
         "evaluation_graph": _EVALUATION,
         "weights": _WEIGHTS,
         "modules": trainable.modules,
         "merge": {
-            initializer: [module_of[name] for name in parameters]
+            initializer: [x.removeprefix(_MODEL).removesuffix(".weight") for x in parameters]
             for initializer, parameters in column_recipes(graph.graph).items()
-            if module_of.keys() >= set(parameters)  # an acceptance head has no LoRA
         },
     }
 

@@ -10,6 +10,9 @@ With dW = dY^T X that gives dB = scale dW A^T and dA = scale B^T dW, computed fr
 module of rank 0 is not trained and costs nothing. Sequences are padded on the right with any token:
 attention is causal, so padding reaches nothing before it.
 
+A drafter's acceptance head learns beside it: in the graph of what was predicted, since that is what
+it is about, and from it no gradient reaches the drafter.
+
 Forward and backward are written down by hand, each operation beside its derivative, for decoders
 built like Llama. Nothing of transformers is traced: the graph is the same whatever torch makes it.
 docs/formats.md lists inputs and outputs.
@@ -25,6 +28,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from .acceptance_head import LEAST_ODDS, PREFIX, AcceptanceHead
 from .decoder import IR_VERSION, OPSET
 from .errors import ExportError
 from .onnx_arithmetic import Expression, Recorder
@@ -39,6 +43,7 @@ _LINEARS = (
     *(f"mlp.{x}_proj" for x in ("gate", "up", "down")),
 )
 _EMBEDDING = "model.embed_tokens.weight"
+_WIDEN = f"{PREFIX}widen"
 _GROUP = 2  # the axis of the query heads that share a key, of five
 
 
@@ -58,7 +63,7 @@ class TrainableModel:
     @property
     def modules(self) -> dict[str, str]:
         """The linears that can have a LoRA, and the name of the weight of each."""
-        head = f"{_HEAD}.weight"
+        head, widen = f"{_HEAD}.weight", f"{_WIDEN}.weight"
         return {
             **{
                 f"model.layers.{n}.{linear}": f"model.layers.{n}.{linear}.weight"
@@ -66,11 +71,27 @@ class TrainableModel:
                 for linear in _LINEARS
             },
             _HEAD: head if head in self.weights else _EMBEDDING,
+            **({_WIDEN: widen} if self.has_acceptance_head else {}),
         }
 
+    @property
+    def has_acceptance_head(self) -> bool:
+        """Whether it says how likely its next piece is to be accepted."""
+        return f"{_WIDEN}.weight" in self.weights
 
-def trainable_model(model: torch.nn.Module) -> TrainableModel:
-    """Describe a transformers model; raise ExportError where the step graph would not be its."""
+
+def named_weights(
+    model: torch.nn.Module, head: AcceptanceHead | None
+) -> dict[str, torch.nn.Parameter]:
+    """Return the weights that a drafter learns with, by the names they have everywhere."""
+    heads = head.named_parameters() if head is not None else ()
+    return dict(model.named_parameters()) | {f"{PREFIX}{name}": x for name, x in heads}
+
+
+def trainable_model(model: torch.nn.Module, head: AcceptanceHead | None = None) -> TrainableModel:
+    """Describe a transformers model, and its acceptance head; raise ExportError where the step
+    graph would not be its.
+    """
     source: Any = model
     config = source.config
     if config.model_type != "llama" or config.hidden_act not in ("silu", "swish"):
@@ -84,7 +105,7 @@ def trainable_model(model: torch.nn.Module) -> TrainableModel:
             "with the length of the text"
         )
     return TrainableModel(
-        weights={name: tuple(x.shape) for name, x in model.named_parameters()},
+        weights={name: tuple(x.shape) for name, x in named_weights(model, head).items()},
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -97,7 +118,7 @@ def trainable_model(model: torch.nn.Module) -> TrainableModel:
 
 def export_training_step(model: TrainableModel) -> ir.Model:
     """Return the graph of the loss, of what was predicted, and of the gradients."""
-    step = _Step(model)
+    step = _Step(model, with_acceptance=False)
     recorder = step.recorder
     logits, backward = step.logits()
     prediction = predict(logits, step.next)
@@ -113,26 +134,32 @@ def export_training_step(model: TrainableModel) -> ir.Model:
     recorder.output("loss", loss, [])
     _report(recorder, prediction)
     backward(d_logits)
-    for name, shape in step.lora_shapes.items():
-        recorder.output(f"{name}.grad", step.gradients[name], shape)
+    step.report_gradients()
     return recorder.model("training_step", opset=OPSET, ir_version=IR_VERSION)
 
 
 def export_evaluation(model: TrainableModel) -> ir.Model:
-    """Return the graph of what was predicted alone.
+    """Return the graph of what was predicted alone, and of how an acceptance head should move that
+    had to say so: the gradients of its mean cross-entropy.
 
     onnxruntime computes every output of a graph, wanted or not, and this takes 0.4 of the time.
     """
-    step = _Step(model)
+    step = _Step(model, with_acceptance=model.has_acceptance_head)
     logits, _ = step.logits()
-    _report(step.recorder, predict(logits, step.next))
+    prediction = predict(logits, step.next)
+    _report(step.recorder, prediction)
+    if model.has_acceptance_head:
+        acceptance, backward = step.acceptance(prediction)
+        step.recorder.output("acceptance", acceptance.op("Squeeze", [-1]), ["n"])
+        backward((acceptance - prediction.hit) / step.count())
+        step.report_gradients()
     return step.recorder.model("evaluation", opset=OPSET, ir_version=IR_VERSION)
 
 
 class _Step:
     """The graph in the making: a forward pass whose every part knows its derivative."""
 
-    def __init__(self, model: TrainableModel) -> None:
+    def __init__(self, model: TrainableModel, *, with_acceptance: bool) -> None:
         self._model = model
         self.recorder = recorder = Recorder()
         self._tokens = recorder.input("tokens", _INT64, ["batch", "length"])
@@ -142,9 +169,12 @@ class _Step:
         self._weights = {
             name: recorder.input(name, ir.DataType.FLOAT16, shape)
             for name, shape in model.weights.items()
+            if with_acceptance or not name.startswith(PREFIX)
         }
         self.lora_shapes: dict[str, tuple[int | str, int | str]] = {}
         for module, weight in model.modules.items():
+            if weight not in self._weights:
+                continue
             outputs, inputs = model.weights[weight]
             self.lora_shapes[f"{module}.lora_A"] = (f"{module}.rank", inputs)
             self.lora_shapes[f"{module}.lora_B"] = (outputs, f"{module}.rank")
@@ -178,7 +208,7 @@ class _Step:
                 x = through(_rows(x, self._at))
             norm = f"{layer}.post_attention_layernorm"
             x = through(self._residual(x, norm, layer, self._mlp))
-        x = through(self._norm(x, "model.norm"))
+        self._hidden = x = through(self._norm(x, "model.norm"))
         logits = through(self._linear(x, _HEAD))
 
         def backward(d: Expression) -> Expression:
@@ -187,6 +217,31 @@ class _Step:
             return d
 
         return logits, backward
+
+    def acceptance(self, prediction: Prediction) -> tuple[Expression, Backward]:
+        """Return what the head says of each position, (n, 1); the derivative is that with respect
+        to the log-odds, and goes no further than the head.
+        """
+        out, scale = (self._weights[f"{PREFIX}{x}"].cast(_FLOAT) for x in ("out", "scale"))
+        wide, backward = self._linear(self._hidden, _WIDEN)
+        sigmoid = wide.op("Sigmoid")
+        silu = wide * sigmoid
+        odds_against = prediction.probs.op("ReduceMax", [-1]).op("Reciprocal") - 1.0
+        uncertainty = odds_against.op("Max", LEAST_ODDS).op("Log")
+        log_odds = ((self._hidden + silu) * out).sum() - uncertainty * (scale + 1.0)
+        return log_odds.op("Sigmoid"), lambda d: backward(
+            d * out * (sigmoid + silu * (1.0 - sigmoid))
+        )
+
+    def count(self) -> Expression:
+        """Return n, (1,)."""
+        return self._at.op("Shape").cast(_FLOAT)
+
+    def report_gradients(self) -> None:
+        """Make outputs of the gradients that the backward pass found."""
+        for name, shape in self.lora_shapes.items():
+            if name in self.gradients:
+                self.recorder.output(f"{name}.grad", self.gradients[name], shape)
 
     def _residual(
         self,

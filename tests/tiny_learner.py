@@ -1,5 +1,5 @@
 """A drafter of sixty tokens that really learns, without torch: the recorded training step, with
-weights that say nothing yet.
+weights that say nothing yet. It has an acceptance head, unless that is not wanted.
 
     files = tiny_training_files(tmp_path)
     learner = tiny_learner(tmp_path)
@@ -30,24 +30,25 @@ from tiny_drafter import safetensors
 
 GOLDEN = Path(__file__).parent / "golden"
 PIECES, TOKENS = 60, 80
+HEAD = "acceptance_head."  # begins the names of its weights and modules
 TARGET = "target"  # fingerprint of its ids
 QUICK = LearnerConfig(
     optimizer=AdamW(learning_rate=0.02), rank=4, alpha=8.0, update_every=4, steps=6, positions=60
 )
 
 
-def tiny_training_files(folder: Path) -> TrainingFiles:
+def tiny_training_files(folder: Path, *, head: bool = True) -> TrainingFiles:
     """Write the files and return them; weights are small, so that little is likelier than else."""
     folder.mkdir(parents=True, exist_ok=True)
-    step = folder / "training_step.onnx"
-    step.write_bytes((GOLDEN / "training_step.onnx").read_bytes())
-    graph = onnx.load(step)
-    of_the_loss = {"nll_weight", "teacher_ids", "teacher_probs", "teacher_weight", "divergence"}
-    inputs = [x.name for x in graph.graph.input if x.name not in of_the_loss]
-    evaluation = folder / "evaluation.onnx"
-    onnx.save(Extractor(graph).extract_model(inputs, ["hit", "prob"]), evaluation)
+    step, evaluation = folder / "training_step.onnx", folder / "evaluation.onnx"
+    for path in (step, evaluation):
+        path.write_bytes((GOLDEN / path.name).read_bytes())
+    graph = onnx.load(evaluation)
+    inputs = [x.name for x in graph.graph.input if head or not x.name.startswith(HEAD)]
+    if not head:
+        onnx.save(Extractor(graph).extract_model(inputs, ["hit", "prob"]), evaluation)
     weights = folder / "weights.safetensors"
-    weights.write_bytes(safetensors(_weights()))
+    weights.write_bytes(safetensors({k: x for k, x in _weights().items() if k in inputs}))
     names = [x.removesuffix(".lora_A") for x in inputs if x.endswith(".lora_A")]
     of_head = {"lm_head": "model.embed_tokens.weight"}
     modules = {name: of_head.get(name, f"{name}.weight") for name in names}
@@ -70,9 +71,11 @@ def tiny_store(folder: Path, files: TrainingFiles) -> AdapterStore:
     return AdapterStore(folder / "adapters", base)
 
 
-def tiny_learner(folder: Path, config: LearnerConfig = QUICK) -> OnlineLearner:
+def tiny_learner(
+    folder: Path, config: LearnerConfig = QUICK, *, head: bool = True
+) -> OnlineLearner:
     """Return what learns with all its state in a folder."""
-    files = tiny_training_files(folder / "drafter")
+    files = tiny_training_files(folder / "drafter", head=head)
     store = tiny_store(folder, files)
     return OnlineLearner(files, tiny_pair(), store, folder / "lessons.bin", TARGET, config)
 
@@ -89,6 +92,10 @@ def requests(count: int, step: int = 7) -> list[Sequence[Lesson]]:
 
 
 def _weights() -> dict[str, npt.NDArray[Any]]:
-    with np.load(GOLDEN / "training_step.npz") as file:
-        names = [x for x in file.files if x.endswith(".weight")]
-        return {x.removeprefix("input/"): file[x].astype(np.float16) for x in names}
+    with np.load(GOLDEN / "evaluation.npz") as file:
+        inputs = {x.removeprefix("input/"): file[x] for x in file.files if x.startswith("input/")}
+    return {
+        name: x.astype(np.float16)
+        for name, x in inputs.items()
+        if name.endswith(".weight") or (name.startswith(HEAD) and ".lora_" not in name)
+    }

@@ -12,6 +12,8 @@ from .lesson import Lesson
 from .step_graph import Passage
 from .teacher import Teacher
 
+_LESSONS = 4  # that one step of an acceptance head is made of, at most
+
 
 def curriculum(
     new: Sequence[Lesson],
@@ -30,11 +32,32 @@ def curriculum(
         for lessons in ([new[i] for i in order], [old[i] for i in drawn])
     ]
     turns = chain.from_iterable(zip(*(cycle(pool) for pool in pools if pool), strict=True))
-    for _ in range(config.steps):
+    yield from _steps(turns, config.steps, config.positions)
+
+
+def acceptance_curriculum(
+    new: Sequence[Lesson],
+    recent: Sequence[Lesson],
+    teacher: Teacher,
+    config: LearnerConfig,
+    rng: np.random.Generator,
+) -> Iterator[list[Passage]]:
+    """Yield the passages of each step of an acceptance head."""
+    if config.acceptance is None:
+        return
+    pool = new if config.acceptance == "joint" else recent
+    # So many lessons suffice, however short: each is at least one position.
+    some = [pool[i] for i in rng.permutation(len(pool))[: config.acceptance_steps * _LESSONS]]
+    spelled = [x.passage for lesson in some if (x := teacher.spell(lesson))]
+    yield from _steps(cycle(spelled), config.acceptance_steps, config.positions)
+
+
+def _steps(turns: Iterator[Passage], count: int, positions: int) -> Iterator[list[Passage]]:
+    for _ in range(count):
         passages: list[Passage] = []
         for passage in turns:
             passages.append(passage)
-            if sum(x.num_predicted for x in passages) >= config.positions:
+            if sum(x.num_predicted for x in passages) >= positions:
                 break
         if passages:
             yield passages

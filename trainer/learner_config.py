@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from .adamw import AdamW
 from .teacher import Objective
+
+# What an acceptance head learns from (OmniDraft, arXiv 2507.02659, algorithms 3 and 4): joint, what
+# the drafter is about to learn from; interleaved, as much out of a larger buffer.
+Acceptance: TypeAlias = Literal["interleaved", "joint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,8 @@ class LearnerConfig:
     update_every: int = 3  # lessons
     steps: int = 5  # of the optimiser, in one update
     positions: int = 128  # predicted pieces in one step
+    acceptance: Acceptance | None = "interleaved"  # None: the head stays as it was shipped
+    acceptance_steps: int = 3  # of the head, in one update
     threads: int = 1
     seed: int = 0
 

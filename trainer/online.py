@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import monotonic, thread_time
 
@@ -31,7 +32,7 @@ from edgedraft.runtime.training_files import TrainingFiles
 from edgedraft.runtime.vocab_map import VocabMap
 
 from .buffer import RECENT, Buffer
-from .curriculum import curriculum
+from .curriculum import acceptance_curriculum, curriculum
 from .evidence import Comparison, Evidence, compare
 from .learner_config import LearnerConfig, LearnerStats
 from .lesson import Lesson, Recorder
@@ -43,6 +44,7 @@ from .teacher import Teacher
 # Standard errors of the evidence. What has proved itself stays in use while nothing speaks against
 # it, and losing all that was learned takes more than not using it.
 _BETTER, _WORSE, _HOPELESS = 1.5, 1.0, 2.0
+_HEAD = 1  # what is drawn for the acceptance head is drawn apart
 LESSONS = "lessons.bin"  # in a target's folder of device state
 
 
@@ -189,8 +191,13 @@ class OnlineLearner:
         with self._lock:
             self._fresh = [x for x in self._fresh if x.number > fresh[-1].number]
         self.stats.losses = []
-        for passages in self._curriculum(fresh):
-            after = yield from in_full(partial(self._step, student, passages))
+        # The head first: what the drafter has learned from, it drafts too well.
+        steps = chain(
+            (partial(self._judge, passages=x) for x in self._acceptance_curriculum(fresh)),
+            (partial(self._step, passages=x) for x in self._curriculum(fresh)),
+        )
+        for step in steps:
+            after = yield from in_full(partial(step, student))
             if after is None:
                 self.stats.discarded += 1
                 self._begin_from(self._active)
@@ -238,6 +245,21 @@ class OnlineLearner:
             self.stats.steps += 1
             self.stats.losses.append(gradients.loss)
         return after
+
+    def _judge(self, student: Student, passages: Sequence[Passage]) -> Student | None:
+        """Return the student behind one step of its acceptance head, if it has one; None if a
+        number in it is not finite.
+        """
+        gradients = self._open_graph().acceptance_gradients(passages, student.judge)
+        if not gradients.tensors:
+            return student
+        return student.after_judging(gradients.tensors, self.config.optimizer)
+
+    def _acceptance_curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
+        with self._lock:
+            recent = list(self._buffer.recent)
+        rng = np.random.default_rng((self.config.seed, fresh[0].number, _HEAD))
+        return acceptance_curriculum(fresh, recent, self._teacher, self.config, rng)
 
     def _curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,8 +81,8 @@ class StepGraph:
     def __init__(self, files: TrainingFiles, threads: int = 1) -> None:
         """Open the graphs; raise `FolderError` for some that cannot be."""
         config = SessionConfig(threads=threads)
-        self._step = open_session(files.step_graph, config, frugal=True)
-        self._evaluation = open_session(files.evaluation_graph, config, frugal=True)
+        self._step = _Session(files.step_graph, config)
+        self._evaluation = _Session(files.evaluation_graph, config)
         self._weights = dict(files.tensors)
         self._frozen = {
             name: np.zeros(shape, np.float32)
@@ -103,22 +104,28 @@ class StepGraph:
         """Return loss and gradients of the LoRA; `divergence` are the factors of KL(p||q), KL(q||p)
         and total variation. Raises `Interrupted`.
         """
-        names = [f"{name}.grad" for name in lora.tensors]
-        loss = weight = 0.0
-        tensors = {name: np.zeros_like(x) for name, x in lora.tensors.items()}
+        mean = _Mean(self._step.learns(lora))
         for group in passes(passages):
             feeds = self._feeds(group, lora) | _teaching(group)
             feeds["divergence"] = np.array(divergence, np.float32)
             share = float(feeds["nll_weight"].sum() + feeds["teacher_weight"].sum())
-            part, *gradients = self._run(self._step, ["loss", *names], feeds)
-            loss += share * float(part)
-            weight += share
-            for name, gradient in zip(tensors, gradients, strict=True):
-                gradient *= np.float32(share)
-                tensors[name] += gradient
-        for tensor in tensors.values():
-            tensor /= np.float32(weight or 1.0)
-        return Gradients(loss / (weight or 1.0), weight, tensors)
+            loss, *gradients = self._run(self._step, ["loss", *mean.outputs], feeds)
+            mean.add(float(loss), share, gradients)
+        return mean.gradients()
+
+    def acceptance_gradients(self, passages: Sequence[Passage], lora: Lora) -> Gradients:
+        """Return how the acceptance head should move that said of each piece how likely it was to
+        be predicted; the loss is its Brier score. Empty for a drafter without a head. Raises
+        `Interrupted`.
+        """
+        mean = _Mean(self._evaluation.learns(lora))
+        if not mean.outputs:
+            return mean.gradients()
+        for group in passes(passages):
+            outputs = ["hit", "acceptance", *mean.outputs]
+            hit, said, *gradients = self._run(self._evaluation, outputs, self._feeds(group, lora))
+            mean.add(float(np.square(said - hit).mean()), len(hit), gradients)
+        return mean.gradients()
 
     def predictions(self, passages: Sequence[Passage], lora: Lora | None) -> list[Prediction]:
         """Return how each passage is predicted, by the drafter as shipped where there is no LoRA.
@@ -149,15 +156,53 @@ class StepGraph:
         }
         return feeds | self._weights | self._frozen | dict(lora.tensors if lora else {})
 
-    def _run(self, session: Any, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def _run(self, graph: _Session, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+        wanted = {name: x for name, x in feeds.items() if name in graph.inputs}
         try:
-            outputs: list[Any] = session.run(names, feeds, self._options)
+            outputs: list[Any] = graph.session.run(names, wanted, self._options)
         except Exception as error:  # onnxruntime raises a family of unrelated classes
             if self._options.terminate:
                 raise Interrupted from error
             reason = " ".join(str(error).split())[:300]
             raise TrainError(f"a training step failed in onnxruntime ({reason})") from error
         return outputs
+
+
+class _Session:
+    """An open graph, and what goes in and out."""
+
+    def __init__(self, path: Path, config: SessionConfig) -> None:
+        self.session = open_session(path, config, frugal=True)
+        self.inputs = {x.name for x in self.session.get_inputs()}
+        self._outputs = {x.name for x in self.session.get_outputs()}
+
+    def learns(self, lora: Lora) -> dict[str, FloatArray]:
+        """Return the tensors that it has gradients of."""
+        return {name: x for name, x in lora.tensors.items() if f"{name}.grad" in self._outputs}
+
+
+class _Mean:
+    """The mean of what several passes say."""
+
+    def __init__(self, tensors: Mapping[str, FloatArray]) -> None:
+        self.outputs = [f"{name}.grad" for name in tensors]
+        self._sums = {name: np.zeros_like(x) for name, x in tensors.items()}
+        self._loss = self._weight = 0.0
+
+    def add(self, loss: float, weight: float, gradients: Sequence[FloatArray]) -> None:
+        """Count a pass with this weight; its gradients are changed."""
+        self._loss += weight * loss
+        self._weight += weight
+        for sums, gradient in zip(self._sums.values(), gradients, strict=True):
+            gradient *= np.float32(weight)
+            sums += gradient
+
+    def gradients(self) -> Gradients:
+        """Return it; nothing is added afterwards."""
+        weight = self._weight or 1.0
+        for sums in self._sums.values():
+            sums /= np.float32(weight)
+        return Gradients(self._loss / weight, self._weight, self._sums)
 
 
 def passes(passages: Sequence[Passage]) -> list[list[Passage]]:

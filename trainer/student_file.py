@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from .adamw import AdamState
 from .evidence import Comparison, Evidence
 from .student import Student
 
-_FORMAT = {"format": "edgedraft-student", "format_version": 1}
+_FORMAT = {"format": "edgedraft-student", "format_version": 2}
 _SHIPPED = -1  # in the place of a generation
+_OPTIMIZERS = "drafter", "acceptance"  # of a student
+_ROWS = "means", "squares", "averages"  # of a state
 
 _log = logging.getLogger(__name__)
 
@@ -56,21 +58,15 @@ class StudentFile:
             "evidence": np.array(progress.evidence.latest, np.int64).ravel(),
         }
         if student := progress.student:
-            lora, optimizer = student.lora, student.optimizer
+            lora = student.lora
             names = list(self._tensors(lora.modules, lora.rank))
             tables |= {
                 "modules": np.frombuffer("\n".join(lora.modules).encode(), np.uint8),
                 "scale": np.array([lora.rank, lora.alpha], np.float64),
-                "steps": np.array([optimizer.count], np.int64),
+                "tensors": flat((lora.tensors[name] for name in names), np.float32),
             }
-            rows = {
-                "tensors": lora.tensors,
-                "means": optimizer.means,  # these are empty before the first step
-                "squares": optimizer.squares,
-                "averages": optimizer.averages,
-            }
-            for key, row in rows.items():
-                tables[key] = flat((row[name] for name in names if row), np.float32)
+            for part, state in zip(_OPTIMIZERS, _optimizers(student), strict=True):
+                tables |= _state_tables(part, state, names)
         write_tables(self._path, self._facts, tables)
 
     def read(self) -> Progress:
@@ -97,14 +93,34 @@ class StudentFile:
         modules = tables["modules"].tobytes().decode().split("\n")
         rank, alpha = int(tables["scale"][0]), float(tables["scale"][1])
         shapes = self._tensors(modules, rank)
-        tensors, means, squares, averages = (
-            _cut(tables[name], shapes) for name in ("tensors", "means", "squares", "averages")
-        )
-        optimizer = AdamState(int(tables["steps"][0]), means, squares, averages)
-        return Student(Lora(rank, alpha, tensors), optimizer)
+        lora = Lora(rank, alpha, _cut(tables["tensors"], shapes))
+        return Student(lora, *(_read_state(part, tables, shapes) for part in _OPTIMIZERS))
 
     def _tensors(self, modules: Iterable[str], rank: int) -> dict[str, Shape]:
         return lora_shapes({name: self._shapes[name] for name in modules}, rank)
+
+
+def _optimizers(student: Student) -> tuple[AdamState, AdamState]:
+    return student.optimizer, student.acceptance
+
+
+def _state_tables(part: str, state: AdamState, names: Sequence[str]) -> Tables:
+    """Return what an optimiser remembers, of those tensors that it has moved."""
+    tables: Tables = {
+        f"{part}_steps": np.array([state.count], np.int64),
+        f"{part}_moved": np.array([name in state.means for name in names], np.uint8),
+    }
+    for row in _ROWS:
+        arrays = getattr(state, row)
+        tables[f"{part}_{row}"] = flat((arrays[x] for x in names if x in arrays), np.float32)
+    return tables
+
+
+def _read_state(part: str, tables: Tables, shapes: Mapping[str, Shape]) -> AdamState:
+    moved = zip(shapes.items(), tables[f"{part}_moved"].tolist(), strict=True)
+    own = {name: shape for (name, shape), is_moved in moved if is_moved}
+    rows = (_cut(tables[f"{part}_{row}"], own) for row in _ROWS)
+    return AdamState(int(tables[f"{part}_steps"][0]), *rows)
 
 
 def _cut(row: FloatArray, shapes: Mapping[str, Shape]) -> dict[str, FloatArray]:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgedraft.export.adapters import Pair
+from edgedraft.export.acceptance_head import PREFIX, AcceptanceHead
+from edgedraft.export.adapters import Pair, adapter_from_peft, peft_from_adapter
 from edgedraft.export.cli import main
-from edgedraft.export.training_step import trainable_model
+from edgedraft.export.training_step import named_weights, trainable_model
 from edgedraft.runtime.adapter_file import Adapter, manifest_path, read_adapter, write_adapter
 from edgedraft.runtime.lora import Lora
 from edgedraft.runtime.safetensors_file import read_safetensors
@@ -31,7 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embed
 class Drafter:
     """A tiny Llama, and the folder of it that a device learns with."""
 
-    def __init__(self, folder: Path, *, tied: bool, seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, tied: bool, seed: int = 0, head: AcceptanceHead | None = None
+    ) -> None:
         config = CONFIGS["llama"]()
         config.tie_word_embeddings = tied
         self.config = config
@@ -39,8 +42,9 @@ class Drafter:
         for parameter in model.parameters():
             parameter.data = (parameter.data + seed / 8).half().float()
         self.state = model.state_dict()
-        own = {x: w.detach().half().numpy() for x, w in model.named_parameters()}
-        self.modules = trainable_model(model).modules
+        named = named_weights(model, head)
+        own = {x: w.detach().half().numpy() for x, w in named.items()}
+        self.modules = trainable_model(model, head).modules
         self.folder = write_target_folder(
             folder, format="edgedraft-drafter", graph=b"not needed", chat_template=None
         )
@@ -133,6 +137,25 @@ def test_there_and_back_again_nothing_changes(
     for name, tensor in first.lora.tensors.items():
         assert np.array_equal(tensor, second.lora.tensors[name]), name
     assert second.provenance["training"] == {"lessons": 7}
+
+
+def test_what_an_acceptance_head_learned_goes_there_and_back_beside_the_checkpoint(
+    target: Path, tmp_path: Path
+) -> None:
+    head = AcceptanceHead(64)
+    torch.nn.init.zeros_(head.out)
+    torch.nn.init.zeros_(head.scale)
+    drafter = Drafter(tmp_path / "drafter", tied=True, head=head)
+    pair = Pair.open(drafter.folder, target)
+    widen = f"{PREFIX}widen"
+    lora = tiny_lora({name: pair.base.shapes[name] for name in (*SOME, widen)}, rank=4)
+    write_adapter(there := tmp_path / "a.onnx_adapter", Adapter(lora), pair.base)
+    folder = peft_from_adapter(there, pair, tmp_path / "peft")
+    assert peft.PeftModel.from_pretrained(drafter.model(), folder).peft_config
+    assert widen not in json.loads((folder / "adapter_config.json").read_text())["target_modules"]
+    back = read_adapter(adapter_from_peft(folder, pair, tmp_path / "b"), pair.base).lora
+    assert back.tensors.keys() == lora.tensors.keys()
+    assert all(np.array_equal(x, back.tensors[name]) for name, x in lora.tensors.items())
 
 
 def test_peft_says_of_a_device_adapter_what_merged_weights_say(

@@ -17,11 +17,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from edgedraft.export.acceptance_head import AcceptanceHead
 from edgedraft.export.errors import ExportError
 from edgedraft.export.training_files import round_to_half
 from edgedraft.export.training_step import (
     export_evaluation,
     export_training_step,
+    named_weights,
     trainable_model,
 )
 from edgedraft.runtime import SessionConfig
@@ -47,6 +49,7 @@ GOLDEN = LlamaConfig(  # of tests/golden/training_step.onnx
     tie_word_embeddings=True,
 )
 FLOOR = 1e-6
+WIDEN = "acceptance_head.widen"
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
 
@@ -60,6 +63,7 @@ class Drafter:
     shapes: Mapping[str, tuple[int, ...]]  # module -> (outputs, inputs)
     step: Any  # sessions
     evaluation: Any
+    head: AcceptanceHead | None = None
 
     @property
     def vocab(self) -> int:
@@ -80,9 +84,21 @@ def drafter(name: str) -> Drafter:
     return as_drafter(model)
 
 
-def as_drafter(model: Any) -> Drafter:
-    round_to_half(model)
-    trainable = trainable_model(model)
+def make_head(width: int) -> AcceptanceHead:
+    """Return a head whose every weight counts."""
+    torch.manual_seed(1)
+    head = AcceptanceHead(width)
+    with torch.no_grad():
+        head.out.normal_(std=0.3)
+        head.scale.fill_(0.3)
+    return head
+
+
+def as_drafter(model: Any, head: AcceptanceHead | None = None) -> Drafter:
+    for part in (model, head):
+        if part is not None:
+            round_to_half(part)
+    trainable = trainable_model(model, head)
     graphs = [make(trainable) for make in (export_training_step, export_evaluation)]
     sessions = [
         open_session(ir.to_proto(graph).SerializeToString(), SessionConfig(threads=1))
@@ -90,10 +106,11 @@ def as_drafter(model: Any) -> Drafter:
     ]
     return Drafter(
         model=model,
-        weights={k: x.detach().half().numpy() for k, x in model.named_parameters()},
+        weights={k: x.detach().half().numpy() for k, x in named_weights(model, head).items()},
         shapes={module: trainable.weights[x] for module, x in trainable.modules.items()},
         step=sessions[0],
         evaluation=sessions[1],
+        head=head,
     )
 
 
@@ -135,10 +152,13 @@ def make_batch(
 
 
 def run(drafter: Drafter, batch: Feeds, lora: Feeds) -> Feeds:
-    names = [x.name for x in drafter.step.get_outputs()]
-    return dict(
-        zip(names, drafter.step.run(names, {**drafter.weights, **batch, **lora}), strict=True)
-    )
+    return run_graph(drafter.step, {**drafter.weights, **batch, **lora})
+
+
+def run_graph(session: Any, feeds: Feeds) -> Feeds:
+    """Run a graph on those feeds that it takes."""
+    names, wanted = ([x.name for x in y] for y in (session.get_outputs(), session.get_inputs()))
+    return dict(zip(names, session.run(names, {x: feeds[x] for x in wanted}), strict=True))
 
 
 def logits_of(drafter: Drafter, batch: Feeds, lora: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -146,6 +166,8 @@ def logits_of(drafter: Drafter, batch: Feeds, lora: Mapping[str, torch.Tensor]) 
     model = drafter.model
     changed = {}
     for module in drafter.shapes:
+        if module == WIDEN:
+            continue
         a, b = lora[f"{module}.lora_A"], lora[f"{module}.lora_B"]
         frozen = model.get_submodule(module).weight.detach()
         changed[f"{module}.weight"] = frozen + float(batch["scale"]) * b @ a
@@ -175,6 +197,35 @@ def loss_of(logits: torch.Tensor, batch: Feeds) -> torch.Tensor:
     divergence = torch.stack([forward, backward, distance], 1) @ t["divergence"]
     total = (t["nll_weight"] + t["teacher_weight"]).sum().clamp(min=FLOOR)
     return (t["nll_weight"] * nll + t["teacher_weight"] * divergence).sum() / total
+
+
+def judged(drafter: Drafter, batch: Feeds, lora: Feeds) -> Feeds:
+    """What an acceptance head says and where its cross-entropy falls, by autograd: the head as
+    transformers' hidden states reach it, with its LoRA merged and the drafter's.
+    """
+    assert drafter.head is not None
+    tensors = {name: torch.from_numpy(x) for name, x in lora.items()}
+    own = [f"{WIDEN}.lora_{x}" for x in "AB"]
+    for name in own:
+        tensors[name].requires_grad_()
+    hidden: list[torch.Tensor] = []
+    hook = drafter.model.lm_head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
+    with torch.no_grad():
+        logits = logits_of(drafter, batch, tensors)
+    hook.remove()
+    rows = hidden[0].flatten(0, 1)[torch.from_numpy(batch["at"])]
+    a, b = (tensors[name] for name in own)
+    weight = drafter.head.widen.weight.detach() + float(batch["scale"]) * b @ a
+    said = torch.func.functional_call(
+        drafter.head, {"widen.weight": weight}, (rows[None], logits[None])
+    )
+    hit = (logits.argmax(-1) == torch.from_numpy(batch["next"])).float()
+    loss = torch.nn.functional.binary_cross_entropy(said, hit)
+    gradients = torch.autograd.grad(loss, [tensors[name] for name in own])
+    return {
+        "acceptance": said.detach().numpy(),
+        **{f"{name}.grad": x.numpy() for name, x in zip(own, gradients, strict=True)},
+    }
 
 
 def in_double(drafter: Drafter, batch: Feeds, lora: Feeds) -> tuple[Drafter, Feeds, Feeds]:
@@ -317,6 +368,28 @@ def test_the_evaluation_graph_predicts_what_the_step_graph_does() -> None:
     np.testing.assert_allclose(prob, expected["prob"], rtol=1e-6)
 
 
+def test_the_evaluation_graph_says_what_the_acceptance_head_does_and_how_it_should_move() -> None:
+    made = as_drafter(make_model(GOLDEN), make_head(GOLDEN.hidden_size))
+    batch, lora = make_batch(made, (3, 6), 12, 2), make_lora(made, 2)
+    logits = logits_of(made, batch, {name: torch.from_numpy(x) for name, x in lora.items()})
+    batch["next"][:6] = logits.argmax(-1)[:6].numpy()  # half of them hit
+    got = run_graph(made.evaluation, {**made.weights, **batch, **lora})
+    expected = judged(made, batch, lora)
+    assert got.keys() == {"hit", "prob", *expected}  # and no gradient of the drafter's
+    np.testing.assert_allclose(got["acceptance"], expected["acceptance"], rtol=1e-4)
+    for name in expected.keys() - {"acceptance"}:
+        size = np.linalg.norm(expected[name])
+        assert size > 1e-4 and np.linalg.norm(got[name] - expected[name]) < 1e-4 * size
+
+
+def test_a_head_changes_nothing_of_the_step() -> None:
+    made = as_drafter(make_model(GOLDEN), make_head(GOLDEN.hidden_size))
+    bare = as_drafter(make_model(GOLDEN))
+    assert [x.name for x in made.step.get_inputs()] == [x.name for x in bare.step.get_inputs()]
+    assert [x.name for x in made.step.get_outputs()] == [x.name for x in bare.step.get_outputs()]
+    assert made.shapes.keys() - bare.shapes.keys() == {WIDEN}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -339,6 +412,15 @@ def test_a_small_graph_without_weights() -> None:
 def test_the_recorded_step_is_the_one_written_today() -> None:
     recorded = onnx.load(Path(__file__).parents[1] / "golden" / "training_step.onnx")
     today = ir.to_proto(export_training_step(trainable_model(make_model(GOLDEN))))
+    assert recorded.graph.input == today.graph.input
+    assert recorded.graph.output == today.graph.output
+    assert [x.op_type for x in recorded.graph.node] == [x.op_type for x in today.graph.node]
+
+
+def test_the_recorded_evaluation_is_the_one_written_today() -> None:
+    recorded = onnx.load(Path(__file__).parents[1] / "golden" / "evaluation.onnx")
+    trainable = trainable_model(make_model(GOLDEN), make_head(GOLDEN.hidden_size))
+    today = ir.to_proto(export_evaluation(trainable))
     assert recorded.graph.input == today.graph.input
     assert recorded.graph.output == today.graph.output
     assert [x.op_type for x in recorded.graph.node] == [x.op_type for x in today.graph.node]

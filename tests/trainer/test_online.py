@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from edgedraft.runtime.lora import Lora
 from edgedraft.trainer import online
 from edgedraft.trainer.curriculum import curriculum
 from edgedraft.trainer.evidence import REMEMBERED, Comparison, Evidence, compare
+from edgedraft.trainer.learner_config import Acceptance
 from edgedraft.trainer.lesson import Lesson
 from edgedraft.trainer.online import OnlineLearner
 from edgedraft.trainer.step_graph import Interrupted, StepGraph
 from tiny_learner import (
+    HEAD,
     QUICK,
     TARGET,
     TOKENS,
@@ -354,6 +357,41 @@ def test_requests_that_said_nothing_make_no_adapter(tmp_path: Path) -> None:
     assert active(tmp_path) is None and learner.stats.steps == 0
     teach(learner, requests(4 * QUICK.update_every))
     assert active(tmp_path) is not None
+
+
+@pytest.mark.parametrize("kind", ["interleaved", "joint"])
+def test_an_acceptance_head_learns_what_becomes_of_drafts(tmp_path: Path, kind: Acceptance) -> None:
+    """Brier scores on requests that nobody learned from, of the drafter that is in use."""
+    learner = tiny_learner(tmp_path, replace(QUICK, acceptance=kind))
+    teach(learner, requests(120))
+    learned, graph = active(tmp_path), learner._open_graph()
+    assert learned is not None and learner._student is not None
+    as_shipped = {k: np.zeros_like(x) for k, x in learned.tensors.items() if k.startswith(HEAD)}
+    assert as_shipped
+    before = replace(learned, tensors={**learned.tensors, **as_shipped})
+    spelled = [learner._teacher.spell(song(i)[0]) for i in range(1000, 1012)]
+    passages = [x.passage for x in spelled if x]
+    scores = [graph.acceptance_gradients(passages, lora).loss for lora in (before, learned)]
+    assert scores[1] < 0.7 * scores[0]
+
+
+def test_a_head_that_is_to_stay_does_and_one_that_learns_changes_nothing_of_the_drafter(
+    tmp_path: Path,
+) -> None:
+    stream = requests(24)
+    teach(tiny_learner(tmp_path / "learns"), stream)
+    teach(tiny_learner(tmp_path / "stays", replace(QUICK, acceptance=None)), stream)
+    teach(tiny_learner(tmp_path / "bare", head=False), stream)
+    learns, stays = (active(tmp_path / x) for x in ("learns", "stays"))
+    bare = tiny_store(
+        tmp_path / "bare", tiny_training_files(tmp_path / "bare" / "drafter", head=False)
+    ).active()
+    assert learns is not None and stays is not None and bare is not None
+    for name, tensor in bare.lora.tensors.items():
+        assert np.array_equal(tensor, learns.tensors[name])
+        assert np.array_equal(tensor, stays.tensors[name])
+    head = f"{HEAD}widen.lora_B"
+    assert np.any(learns.tensors[head]) and not np.any(stays.tensors[head])
 
 
 def test_what_was_learned_is_there_after_a_restart_and_goes_on(tmp_path: Path) -> None:

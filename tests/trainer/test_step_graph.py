@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from edgedraft.trainer.errors import TrainError
 from edgedraft.trainer.lesson import Lesson
 from edgedraft.trainer.step_graph import Interrupted, Passage, StepGraph, passes
 from edgedraft.trainer.teacher import Objective, Teacher
-from tiny_learner import PIECES, tiny_pair, tiny_training_files
+from tiny_learner import HEAD, PIECES, tiny_pair, tiny_training_files
 
 MIXED = (0.5, 0.3, 0.2)
 
@@ -77,7 +78,7 @@ def test_gradients_are_the_slope_of_the_loss(files: TrainingFiles, graph: StepGr
     for size in (-1e-2, 1e-2):
         moved = {name: x + size * way[name] for name, x in lora.tensors.items()}
         losses.append(graph.gradients(passages, replace(lora, tensors=moved), MIXED).loss)
-    expected = sum(float((gradients[name] * way[name]).sum()) for name in way)
+    expected = sum(float((gradient * way[name]).sum()) for name, gradient in gradients.items())
     assert (losses[1] - losses[0]) / 2e-2 == pytest.approx(expected, rel=2e-2)
 
 
@@ -93,6 +94,31 @@ def test_predictions_come_passage_by_passage_whatever_they_are_packed_with(
         assert np.array_equal(found.hit, alone.hit)
     as_shipped = graph.predictions(passages, None)
     assert not np.allclose(as_shipped[0].prob, together[0].prob)
+
+
+def test_an_acceptance_head_learns_apart_from_the_drafter(
+    files: TrainingFiles, graph: StepGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora, passages = make_lora(files), make_passages(20, 3, 11, 40)
+    own = {name for name in lora.tensors if name.startswith(HEAD)}
+    assert graph.gradients(passages, lora, MIXED).tensors.keys() == lora.tensors.keys() - own
+    whole = graph.acceptance_gradients(passages, lora)
+    assert whole.tensors.keys() == own and own
+    assert whole.weight == 74 and 0 < whole.loss < 1
+    monkeypatch.setattr(step_graph, "_POSITIONS", 25)
+    parts = graph.acceptance_gradients(passages, lora)
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+    for name, tensor in whole.tensors.items():
+        assert np.abs(tensor).max() > 1e-4
+        np.testing.assert_allclose(parts.tensors[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_a_drafter_without_a_head_has_nothing_of_it_to_learn(tmp_path: Path) -> None:
+    files = tiny_training_files(tmp_path, head=False)
+    bare = StepGraph(files)
+    assert not any(name.startswith(HEAD) for name in files.shapes)
+    assert bare.acceptance_gradients(make_passages(9), make_lora(files)).tensors == {}
+    assert bare.predictions(make_passages(9), None)
 
 
 def test_modules_without_a_lora_stay_as_they_are(files: TrainingFiles, graph: StepGraph) -> None:

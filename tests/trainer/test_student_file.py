@@ -16,7 +16,12 @@ from edgedraft.trainer.evidence import Comparison, Evidence
 from edgedraft.trainer.student import Student
 from edgedraft.trainer.student_file import Progress, StudentFile
 
-SHAPES = {"layers.0.q_proj": (6, 4), "layers.0.k_proj": (3, 4), "lm_head": (20, 4)}
+SHAPES = {
+    "layers.0.q_proj": (6, 4),
+    "layers.0.k_proj": (3, 4),
+    "lm_head": (20, 4),
+    "acceptance_head.widen": (4, 4),
+}
 
 
 def student_file(folder: Path, drafter: str = "drafter", target: str = "target") -> StudentFile:
@@ -29,11 +34,15 @@ def arrays(names: list[str], rank: int, seed: int) -> dict[str, FloatArray]:
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def progress(steps: int = 7) -> Progress:
+def state(names: list[str], steps: int) -> AdamState:
+    return AdamState(steps, *(arrays(names, 2, seed) if steps else {} for seed in (1, 2, 3)))
+
+
+def progress(steps: int = 7, head_steps: int = 3) -> Progress:
     """Return what cannot be told from anything else: a rank, an alpha and an order of its own."""
-    names = ["lm_head", "layers.0.q_proj"]
-    means, squares, averages = (arrays(names, 2, seed) if steps else {} for seed in (1, 2, 3))
-    student = Student(Lora(2, 0.5, arrays(names, 2, 0)), AdamState(steps, means, squares, averages))
+    own, head = ["lm_head", "layers.0.q_proj"], ["acceptance_head.widen"]
+    lora = Lora(2, 0.5, arrays([*own, *head], 2, 0))
+    student = Student(lora, state(own, steps), state(head, head_steps))
     evidence = Evidence([Comparison(40, 21, 20), Comparison(8, 3, 4)])
     return Progress(12, student, evidence, 5)
 
@@ -42,9 +51,10 @@ def same(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(x, other[n]) for n, x in one.items())
 
 
+@pytest.mark.parametrize("head_steps", [0, 3])
 @pytest.mark.parametrize("steps", [0, 7])
-def test_what_was_written_is_read_again(tmp_path: Path, steps: int) -> None:
-    written = progress(steps)
+def test_what_was_written_is_read_again(tmp_path: Path, steps: int, head_steps: int) -> None:
+    written = progress(steps, head_steps)
     student_file(tmp_path).write(written)
     read = student_file(tmp_path).read()
     assert (read.next_lesson, read.generation) == (12, 5)
@@ -54,9 +64,10 @@ def test_what_was_written_is_read_again(tmp_path: Path, steps: int) -> None:
     assert (theirs.lora.rank, theirs.lora.alpha) == (2, 0.5)
     assert theirs.lora.modules == ours.lora.modules
     assert same(ours.lora.tensors, theirs.lora.tensors)
-    assert theirs.optimizer.count == steps
+    assert (theirs.optimizer.count, theirs.acceptance.count) == (steps, head_steps)
     for name in ("means", "squares", "averages"):
         assert same(getattr(ours.optimizer, name), getattr(theirs.optimizer, name))
+        assert same(getattr(ours.acceptance, name), getattr(theirs.acceptance, name))
 
 
 def test_of_a_learner_that_has_not_begun_little_is_written(tmp_path: Path) -> None:
