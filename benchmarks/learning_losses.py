@@ -1,4 +1,5 @@
-"""Measure what a drafter learns from a stream of answers, by loss and by rank of what it adds.
+"""Measure what a drafter learns from a stream of answers, by loss, by rank of what it adds, and by
+what its acceptance head learns from.
 
     python benchmarks/learning_losses.py --target DIR --drafter DIR --learn FILE --test FILE \
         --json FILE [--requests 500] [--only NAME ...]
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,6 +57,9 @@ VARIANTS = {
     "rank 16": replace(_DEFAULT, rank=16, alpha=16.0),
     "rank 32": replace(_DEFAULT, rank=32, alpha=32.0),
     "rank 64": replace(_DEFAULT, rank=64, alpha=64.0),
+    "acceptance head as shipped": replace(_DEFAULT, acceptance=None),
+    "acceptance head, joint": replace(_DEFAULT, acceptance="joint"),
+    "acceptance head, interleaved": replace(_DEFAULT, acceptance="interleaved"),
 }
 
 
@@ -106,8 +110,10 @@ class Trial:
             adapter = store.active()
             return learner, adapter.lora if adapter else None
 
-    def test(self, lora: Lora | None) -> tuple[float, float]:
-        """Return tokens per pass, and how many of the drafted tokens are accepted."""
+    def test(self, lora: Lora | None) -> dict[str, float | None]:
+        """Return tokens per pass, how many of the drafted tokens are accepted, and the Brier score
+        of the acceptance head, of all pieces.
+        """
         counts, accepted, proposed = Counts(), 0, 0
         predictions = self._graph.predictions([x.passage for x in self._tests], lora)
         for spelled, prediction in zip(self._tests, predictions, strict=True):
@@ -118,7 +124,13 @@ class Trial:
                 accepted += matches[at]
                 proposed += min(MAX_DRAFT_TOKENS, len(matches) - at)
                 at += matches[at] + 1
-        return counts.tau, accepted / proposed
+        scores = [(x.brier, x.hit.size) for x in predictions if x.brier is not None]
+        weight = sum(size for _, size in scores)
+        return {
+            "tokens_per_pass": counts.tau,
+            "acceptance_rate": accepted / proposed,
+            "brier": sum(x * size for x, size in scores) / weight if weight else None,
+        }
 
     def _learner(self, store: AdapterStore, config: LearnerConfig) -> OnlineLearner:
         return OnlineLearner(self._files, self._map, store, None, self._ids.fingerprint, config)
@@ -127,6 +139,11 @@ class Trial:
 def row(name: str, cells: Sequence[str]) -> None:
     """Print a row of the table."""
     print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def cells(measured: Mapping[str, float | None]) -> list[str]:
+    """Return what `test` measured, as a row of the table has it."""
+    return ["" if x is None else f"{x:.3f}" for x in measured.values()]
 
 
 def main() -> None:
@@ -145,27 +162,24 @@ def main() -> None:
     trial = Trial(args)
     before = trial.test(None)
     found = {}
-    row("", ["tokens per pass", "rise", "acceptance", "rise", "updates used", "undone", "CPU s"])
-    row("---", ["---"] * 7)
-    row("as shipped", [f"{before[0]:.3f}", "", f"{before[1]:.3f}", "", "", "", ""])
+    row("", ["tokens per pass", "acceptance", "Brier score", "updates used", "undone", "CPU s"])
+    row("---", ["---"] * 6)
+    row("as shipped", [*cells(before), "", "", ""])
     for name in args.only:
         learner, lora = trial.learn(VARIANTS[name])
-        tau, accepted = trial.test(lora)
-        stats = learner.stats
+        after, stats = trial.test(lora), learner.stats
         found[name] = {
-            "tokens_per_pass": tau,
-            "acceptance_rate": accepted,
+            **after,
             "used": stats.accepted,
             "undone": stats.rolled_back,
             "begun_anew": stats.begun_anew,
             "steps": stats.steps,
             "cpu_s": stats.cpu_s,
         }
-        cells = [f"{tau:.3f}", f"{tau - before[0]:+.3f}"]
-        cells += [f"{accepted:.3f}", f"{accepted - before[1]:+.3f}"]
-        row(name, [*cells, str(stats.accepted), str(stats.rolled_back), f"{stats.cpu_s:.0f}"])
+        numbers = [str(stats.accepted), str(stats.rolled_back), f"{stats.cpu_s:.0f}"]
+        row(name, [*cells(after), *numbers])
     document = {
-        "shipped": {"tokens_per_pass": before[0], "acceptance_rate": before[1]},
+        "shipped": before,
         "variants": found,
         "settings": {
             "learn": args.learn.name,

@@ -73,6 +73,15 @@ class Prediction:
 
     hit: npt.NDArray[np.bool_]  # (n,) whether the piece was the likeliest
     prob: FloatArray  # (n,) its probability
+    # (n,) how likely the acceptance head thought that the likeliest piece is the one that came
+    acceptance: FloatArray | None = None
+
+    @property
+    def brier(self) -> float | None:
+        """The mean square that the acceptance head is off; None where there is none."""
+        if self.acceptance is None:
+            return None
+        return float(np.square(self.acceptance - self.hit).mean())
 
 
 class StepGraph:
@@ -115,13 +124,11 @@ class StepGraph:
 
     def acceptance_gradients(self, passages: Sequence[Passage], lora: Lora) -> Gradients:
         """Return how the acceptance head should move that said of each piece how likely it was to
-        be predicted; the loss is its Brier score. Empty for a drafter without a head. Raises
-        `Interrupted`.
+        be predicted; the loss is its Brier score. Without tensors for a drafter without a head.
+        Raises `Interrupted`.
         """
         mean = _Mean(self._evaluation.learns(lora))
-        if not mean.outputs:
-            return mean.gradients()
-        for group in passes(passages):
+        for group in passes(passages) if mean.outputs else ():
             outputs = ["hit", "acceptance", *mean.outputs]
             hit, said, *gradients = self._run(self._evaluation, outputs, self._feeds(group, lora))
             mean.add(float(np.square(said - hit).mean()), len(hit), gradients)
@@ -132,11 +139,12 @@ class StepGraph:
         Raises `Interrupted`.
         """
         found: list[Prediction] = []
+        names = ["hit", "prob", *(["acceptance"] if self._evaluation.has_acceptance else [])]
         for group in passes(passages):
-            hit, prob = self._run(self._evaluation, ["hit", "prob"], self._feeds(group, lora))
+            hit, *others = self._run(self._evaluation, names, self._feeds(group, lora))
             cuts = np.cumsum([passage.num_predicted for passage in group])[:-1]
-            for one, other in zip(np.split(hit > 0, cuts), np.split(prob, cuts), strict=True):
-                found.append(Prediction(one, other))
+            rows = (np.split(x, cuts) for x in (hit > 0, *others))
+            found += [Prediction(*parts) for parts in zip(*rows, strict=True)]
         return found
 
     def _feeds(self, passages: Sequence[Passage], lora: Lora | None) -> dict[str, Any]:
@@ -175,6 +183,7 @@ class _Session:
         self.session = open_session(path, config, frugal=True)
         self.inputs = {x.name for x in self.session.get_inputs()}
         self._outputs = {x.name for x in self.session.get_outputs()}
+        self.has_acceptance = "acceptance" in self._outputs
 
     def learns(self, lora: Lora) -> dict[str, FloatArray]:
         """Return the tensors that it has gradients of."""

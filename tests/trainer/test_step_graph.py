@@ -105,6 +105,9 @@ def test_an_acceptance_head_learns_apart_from_the_drafter(
     whole = graph.acceptance_gradients(passages, lora)
     assert whole.tensors.keys() == own and own
     assert whole.weight == 74 and 0 < whole.loss < 1
+    said = graph.predictions(passages, lora)
+    of_each = [x.brier or 0.0 for x in said]
+    assert np.average(of_each, weights=[x.hit.size for x in said]) == pytest.approx(whole.loss)
     monkeypatch.setattr(step_graph, "_POSITIONS", 25)
     parts = graph.acceptance_gradients(passages, lora)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
@@ -118,7 +121,7 @@ def test_a_drafter_without_a_head_has_nothing_of_it_to_learn(tmp_path: Path) -> 
     bare = StepGraph(files)
     assert not any(name.startswith(HEAD) for name in files.shapes)
     assert bare.acceptance_gradients(make_passages(9), make_lora(files)).tensors == {}
-    assert bare.predictions(make_passages(9), None)
+    assert bare.predictions(make_passages(9), None)[0].brier is None
 
 
 def test_modules_without_a_lora_stay_as_they_are(files: TrainingFiles, graph: StepGraph) -> None:
