@@ -82,22 +82,24 @@ def read_lessons(path: Path, target: Target) -> list[list[Lesson]]:
 class Trial:
     """A pair, and answers to learn from and to be tested with."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.target, self._folder = open_target_folder(args.target), open_model_folder(args.drafter)
+    def __init__(
+        self, target: Path, drafter: Path, learn: Path, requests: int, test: Path | None = None
+    ) -> None:
+        self.target, self._folder = open_target_folder(target), open_model_folder(drafter)
         tokenizers = [load_tokenizer(folder.tokenizer) for folder in (self._folder, self.target)]
         roles = pair_roles(self._folder, self.target)
         self._map = VocabMap.build(*map(Vocabulary, tokenizers), **roles)
         self._ids = TokenIds(tokenizers[1])
         self._files = open_training_files(self._folder)
         self._graph = StepGraph(self._files)
-        reader = Target(args.target)
-        stream = read_lessons(args.learn, reader)
+        reader = Target(target)
+        stream = read_lessons(learn, reader)
         # A file may be in the order in which answers ended.
         order = np.random.default_rng(_DEFAULT.seed).permutation(len(stream))
-        self.stream = [stream[i] for i in order][: args.requests]
-        tests = [lesson for request in read_lessons(args.test, reader) for lesson in request]
+        self.stream = [stream[i] for i in order][:requests]
+        tests = read_lessons(test, reader) if test else []
         teacher = Teacher(self._map, Objective())
-        self._tests = [x for lesson in tests if (x := teacher.spell(lesson))]
+        self._tests = [x for request in tests for lesson in request if (x := teacher.spell(lesson))]
 
     def learn(self, config: LearnerConfig) -> tuple[OnlineLearner, Lora | None]:
         """Replay the stream once."""
@@ -159,7 +161,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500, metavar="N")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="NAME", default=VARIANTS)
     args = parser.parse_args()
-    trial = Trial(args)
+    trial = Trial(args.target, args.drafter, args.learn, args.requests, args.test)
     before = trial.test(None)
     found = {}
     row("", ["tokens per pass", "acceptance", "Brier score", "updates used", "undone", "CPU s"])

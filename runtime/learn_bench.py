@@ -87,9 +87,9 @@ class Subject:
         target = self.engine.target
         return open_current_drafter(self.folder, target.config, self._vocab_map, self._ids, kept)
 
-    def alone(self, model: OnnxModel) -> Engine:
-        """Return an engine that drafts with nothing else, and weighs no cost."""
-        target, policy = self.engine.target, DraftPolicy()
+    def alone(self, model: OnnxModel, policy: DraftPolicy | None = None) -> Engine:
+        """Return an engine that drafts with nothing else; without a policy it weighs no cost."""
+        target, policy = self.engine.target, policy or DraftPolicy()
         translator = LearningTranslator(self._vocab_map)
         drafter = DraftModel(
             model, self._vocab_map, translator, policy, target_vocab_size=target.vocab_size
