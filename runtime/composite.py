@@ -3,7 +3,8 @@
 Looking things up costs microseconds, so those proposers are always asked. A model's draft costs a
 few steps. Whether they pay depends on what lies there for free, so what asking the model brought,
 in tokens that were accepted, is remembered by how much that was; where it brought less than its
-time is worth, the model is left alone but for a try now and then, as at first.
+time is worth, the model is left alone but for a try now and then, as at first. Before it drafts for
+a request it has to read the prompt: that has to pay within as many rounds as requests usually have.
 
 Whoever promises most is wrong more often than its promises are on average: being chosen favours
 those who promise too much. So what is counted here is how often a stated probability held among the
@@ -30,6 +31,8 @@ _MEMORY = 0.95  # of that record, per round in which the model was asked
 # Rounds in which the model is left alone before it is tried (again): the fewest, at first and after
 # it paid, and the most, since each try in vain doubles them.
 _PATIENCE = (8, 1280)
+_USUAL_ROUNDS = 64.0  # of a request, before there were any
+_NEW_REQUEST = 0.2  # weight of the last one in the usual number
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,15 @@ class CompositeProposer(Proposer):
         self._trial: _Trial | None = None  # not yet compared with what was committed
         self._left_alone = [0] * len(self._gains)
         self._patience = [_PATIENCE[0]] * len(self._gains)
+        self._rounds = 0  # of the present request
+        self._usual_rounds = _USUAL_ROUNDS
 
     def begin(self, sampling: SamplingConfig) -> None:
         """Tell every proposer how tokens are chosen."""
         self._trial = None  # what came of the last one of the former request stays unknown
+        if self._rounds:
+            self._usual_rounds += _NEW_REQUEST * (self._rounds - self._usual_rounds)
+        self._rounds = 0
         for proposer in self._all():
             proposer.begin(sampling)
 
@@ -70,18 +78,18 @@ class CompositeProposer(Proposer):
         for calibration in self._calibrations.values():
             calibration.score(committed)
         self._learn_gain(committed)
+        self._rounds += 1
         offers = [proposer.propose(committed, budget) for proposer in self._free] or [NOTHING]
         best = max(offers, key=self._value)
         if self.drafter is None:
             return self._chosen(best, committed)
         kind = bisect_right(_EXPECTED, 1 + sum(reached(self._corrected(best))))
-        has_a_price = self._policy.price(1.0) > 0
-        in_vain = self._gains[kind] <= 0 and self._left_alone[kind] < self._patience[kind]
-        if has_a_price and in_vain:
+        if not self._is_worth_asking(kind, self.drafter.reading_s(committed)):
             self._left_alone[kind] += 1
             return self._chosen(best, committed)
         drafted = self.drafter.propose(committed, budget)
-        best = replace(best, draft_s=drafted.draft_s)  # spent, whichever is submitted
+        # Spent, whichever is submitted.
+        best = replace(best, draft_s=drafted.draft_s, reading_s=drafted.reading_s)
         # Once a draft was drawn and looked at, leaving it out would bend the distribution.
         chosen = max(best, drafted, key=self._value) if drafted.rule is None else drafted
         self._left_alone[kind] = 0
@@ -110,6 +118,14 @@ class CompositeProposer(Proposer):
         yield from self._free
         if self.drafter is not None:
             yield self.drafter
+
+    def _is_worth_asking(self, kind: int, reading_s: float) -> bool:
+        """Whether to ask the model, which would have to read for so long first."""
+        if self._policy.price(1.0) == 0:
+            return True
+        if self._gains[kind] > 0:
+            return self._gains[kind] > self._policy.price(reading_s) / self._usual_rounds
+        return self._left_alone[kind] >= self._patience[kind]
 
     def _learn_gain(self, committed: Sequence[int]) -> None:
         """Compare the last trial with the tokens that came."""

@@ -54,6 +54,7 @@ class Proposal:
     draft: Draft | None = None  # what it was translated from
     spans: tuple[AlignedSpan, ...] = ()  # m where there is a draft
     draft_s: float = 0.0  # seconds a model took to draft this round, used or not
+    reading_s: float = 0.0  # and before that, to read a text that was new to it
     # How it has to be verified, and then whole: (proposal, logits, sampler, position) -> verdict.
     # None: by what the target chooses, which is exact for any part of any proposal.
     rule: Callable[[Proposal, FloatArray, Any, int], Verdict] | None = None

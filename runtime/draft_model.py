@@ -34,6 +34,7 @@ from .vocab_map import VocabMap
 _PREFILL_ROWS = 128
 _OVERTIME = 3  # pieces that may be drafted to finish a target token
 _SLOWING = 1.02  # how fast a step's known seconds may rise, per step
+_READ_S = 1e-4  # of a token in a prompt, before one was read
 _ROUND_PIECES = 32  # a round adds fewer to the context; reading more is no cost of a round
 
 
@@ -60,7 +61,8 @@ class DraftModel(Proposer):
         self._unusable = np.flatnonzero(~self._translator.usable)
         self._policy = policy or DraftPolicy()
         self._step_s = float("inf")  # the fastest of late
-        self._prompt_s = 0.0  # spent on reading a prompt in this round
+        self._reading_s = 0.0  # spent on reading a prompt in this round
+        self._read_s = _READ_S  # of a token
         self._trees = trees
         self._target_vocab_size = target_vocab_size or vocab_map.spelling_start.size - 1
         self._drawing: DraftDrawing | None = None  # None: the likeliest tokens are drafted
@@ -112,7 +114,16 @@ class DraftModel(Proposer):
             draft = self._draft(row, budget, self._likeliest)
             proposal = self._translator.translate(draft, budget, committed)
             self._proposed = len(committed), proposal
-        return replace(proposal, draft_s=perf_counter() - started - self._prompt_s)
+        draft_s = perf_counter() - started - self._reading_s
+        return replace(proposal, draft_s=draft_s, reading_s=self._reading_s)
+
+    def reading_s(self, committed: Sequence[int]) -> float:
+        """Return the seconds that it would take to read what is new of a text, but for what a round
+        adds.
+        """
+        known = common_prefix(self._committed, list(committed)) if self._cached else 0
+        unread = len(committed) - known
+        return unread * self._read_s if unread > _ROUND_PIECES else 0.0
 
     def use(self, model: LanguageModel) -> None:
         """Draft with another model of the same vocabulary from the next round on; it reads the text
@@ -203,8 +214,10 @@ class DraftModel(Proposer):
             part = wanted[start : min(start + _PREFILL_ROWS, len(wanted) - 1)]
             self._model.extend(part)
             self._cached += part
-        is_prompt = len(wanted) - kept > _ROUND_PIECES
-        self._prompt_s = perf_counter() - started if is_prompt else 0.0
+        self._reading_s = 0.0
+        if len(wanted) - kept > _ROUND_PIECES:
+            self._reading_s = perf_counter() - started
+            self._read_s = self._reading_s / (len(wanted) - 1 - kept)
         return self._forward(wanted[-1:])
 
     def _forward(self, pieces: list[int]) -> FloatArray:

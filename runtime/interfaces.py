@@ -85,6 +85,10 @@ class Proposer(Protocol):
         """Propose at most `budget` tokens to follow `committed`."""
         ...
 
+    def reading_s(self, committed: Sequence[int]) -> float:
+        """Return the seconds that `propose` would first take to read what is new of this text."""
+        return 0.0
+
     def begin(self, sampling: SamplingConfig) -> None:
         """Hear how the tokens of the request to come are chosen."""
         return

@@ -119,12 +119,13 @@ class DraftPolicy:
     def observe(self, trace: RoundTrace) -> None:
         """Learn what a round brings and takes."""
         timings = trace.timings
-        spent = timings.draft_s - trace.proposal.draft_s + timings.other_s
+        proposal = trace.proposal
+        spent = timings.draft_s - proposal.draft_s - proposal.reading_s + timings.other_s
         self._overhead_s += (1 - _MEMORY) * (spent - self._overhead_s)
         if self._costs is not None:
             # Priced by the plan, not by the clock: a busy minute is no reason to draft otherwise.
-            rows = len(trace.proposal.tokens) + 1
-            round_s = self._pass_s(rows) + self._overhead_s + trace.proposal.draft_s
+            rows = len(proposal.tokens) + 1
+            round_s = self._pass_s(rows) + self._overhead_s + proposal.draft_s
             self._tokens = _MEMORY * self._tokens + 1 + trace.verdict.num_accepted
             self._plain_rounds = _MEMORY * self._plain_rounds + round_s / self._plain_s()
 

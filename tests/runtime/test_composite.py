@@ -109,6 +109,47 @@ def test_tries_in_vain_become_rare() -> None:
     assert model.asked - asked < 6
 
 
+@dataclass
+class Reader(Fixed):
+    """Has to read each request's prompt before it drafts."""
+
+    seconds: float = 0.0
+    has_read: bool = False
+
+    def begin(self, sampling: SamplingConfig) -> None:
+        self.has_read = False
+
+    def reading_s(self, committed: Sequence[int]) -> float:
+        return 0.0 if self.has_read else self.seconds
+
+    def propose(self, committed: Sequence[int], budget: int) -> Proposal:
+        self.has_read = True
+        return super().propose(committed, budget)
+
+
+@pytest.mark.parametrize(("rounds", "reads"), [(5, False), (100, True)])
+def test_a_prompt_is_read_where_it_pays_within_the_rounds_that_requests_have(
+    rounds: int, reads: bool
+) -> None:
+    """Three tokens a round are gained, and reading costs what twenty tokens take."""
+    model = Reader(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
+    policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.011, 8: 0.0135}), overhead_s=0.0)
+    composite = CompositeProposer([], model, policy)
+    decode(composite, [0, 1, 2, 50], 40)  # it is known to pay
+    model.seconds = 0.200
+    for _ in range(20):
+        composite.begin(SamplingConfig())
+        model.asked = 0
+        decode(composite, [0, 1, 2, 50], rounds)
+    assert model.asked == (rounds if reads else 0)
+
+
+def test_a_model_that_has_read_the_prompt_goes_on() -> None:
+    model = Reader(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001), seconds=100.0)
+    composite = CompositeProposer([], model, POLICY)
+    assert decode(composite, [0, 1, 2, 50], 40)[-20:] == ["model"] * 20
+
+
 def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:
     composite = CompositeProposer(
         [Fixed(chain(0.9))], Fixed(chain(0.1, origin="model", draft_s=0.002)), POLICY

@@ -164,3 +164,21 @@ def test_the_policy_does_not_blame_the_target_for_drafting() -> None:
     assert policy.value(cheap) > policy.value(
         Proposal((1, 2), (-1, 0), (0.9, 0.2), "test", draft_s=0.005)
     )
+
+
+def test_what_is_new_of_a_text_is_told_in_seconds_and_apart_from_drafting() -> None:
+    model = TableModel(random_table(DRAFT, 1), max_rows=1)
+    drafter = DraftModel(model, pair())
+    text = [1 + i % 90 for i in range(300)]
+    assert drafter.reading_s(text) > drafter.reading_s(text[:100]) > 0
+    assert drafter.reading_s(text[:8]) == 0  # no more than a round may add
+    first = drafter.propose(text, 4)
+    assert first.reading_s > 0 and first.draft_s > 0
+    assert drafter.reading_s([*text, 5, 6]) == 0
+    assert drafter.propose([*text, 5, 6], 4).reading_s == 0
+    other = [2, *text]
+    assert drafter.reading_s(other) == pytest.approx(
+        len(other) * first.reading_s / len(model.cache), rel=1.0
+    )
+    drafter.use(TableModel(random_table(DRAFT, 1), max_rows=1))
+    assert drafter.reading_s(text) > 0  # another model has read nothing

@@ -211,10 +211,10 @@ def test_where_drafts_are_usually_right_a_doubtful_token_is_not_worth_a_row() ->
 
 def test_time_that_a_model_drafted_is_not_overhead() -> None:
     policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.014}))
-    proposal = replace(Proposal.chain([1], [0.5], "test"), draft_s=0.05)
+    proposal = replace(Proposal.chain([1], [0.5], "test"), draft_s=0.05, reading_s=0.2)
     nothing = np.zeros((0, 0), np.float32)
     for _ in range(50):
-        timings = Timings(0.05, 0.01, 1e-4)
+        timings = Timings(0.25, 0.01, 1e-4)
         policy.observe(RoundTrace(proposal, Verdict((), 1), (), nothing, timings, None))
     assert policy._overhead_s < 3e-4
 
