@@ -33,6 +33,7 @@ from .cli_options import (
 from .drafting import pair_roles
 from .engine import Engine, Message
 from .errors import EdgeDraftError
+from .extras import need
 from .folder import open_model_folder, open_target_folder
 from .folder_report import cache_bytes_per_token, describe_folder, folder_lines
 from .learn_bench_command import (
@@ -44,7 +45,7 @@ from .learn_bench_report import learning_lines
 from .pair_report import describe_pair, pair_lines
 from .peers import PEERS
 from .plan import load_or_measure_plan
-from .plan_report import measure_rounds, plan_lines
+from .plan_report import measure_drafter, measure_rounds, plan_lines, plot_plan
 from .state_command import add_state_command
 from .tokenizer_file import load_tokenizer
 from .vocab_map import VocabMap
@@ -131,6 +132,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show this device's measured costs and what they mean")
     add_target_options(plan)
     plan.add_argument("--remeasure", action="store_true", help="do not use the remembered costs")
+    plan.add_argument("--drafter", metavar="DIR", help="say what drafts of this drafter cost, too")
+    plan.add_argument("--plot", type=Path, metavar="FILE", help="draw what drafts cost")
     plan.set_defaults(run=_plan)
 
     add_adapter_command(commands).set_defaults(run=_print_lines)
@@ -273,13 +276,21 @@ def _inspect(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     session = session_config(args)
     folder = open_target_folder(target_folder(args))
+    drafter = open_model_folder(Path(args.drafter)) if args.drafter else None
+    if args.plot:
+        need("matplotlib", "--plot", "edgedraft[bench]")
     cache_bytes = cache_bytes_per_token(folder, session)
     engine = Engine.open(folder, session=session, state_dir=args.state)
     plan = engine.plan
     if plan is None or args.remeasure:
         plan = load_or_measure_plan(engine.target, device_state(args, folder), remeasure=True)
-    print(f"{folder.name}, {session.num_threads} threads that rest between passes\n")
-    print("\n".join(plan_lines(plan, measure_rounds(engine), cache_bytes)))
+    costs = measure_drafter(drafter, engine) if drafter else None
+    rounds = measure_rounds(engine)
+    title = f"{folder.name}, {session.num_threads} threads that rest between passes"
+    print(f"{title}\n")
+    print("\n".join(plan_lines(plan, rounds, folder, cache_bytes, costs)))
+    if args.plot:
+        plot_plan(plan, rounds.overhead_s_per_round, title, args.plot, costs)
     return 0
 
 

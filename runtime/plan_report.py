@@ -1,17 +1,41 @@
-"""What the measured costs of a device mean, as a table and in words."""
+"""What the measured costs of a device mean, as a table, in words and as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from .config import DecodeConfig
 from .engine import Engine
-from .plan import Plan
+from .extras import need
+from .folder import ModelFolder
+from .machine import weights_bytes
+from .merged_drafter import open_drafter
+from .plan import Plan, measure_passes
 from .stats import RunStats
 
 _DRAFT_LENGTHS = (1, 2, 4, 8, 12, 15)
 _PROBE_TOKENS = 48
 _MANY = 1000
+_STEP_CONTEXT = 64
+_OURS, _GREY = "#1f6f8b", "#8a8a8a"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCosts:
+    """What a drafter takes."""
+
+    name: str
+    step_s: float  # c: of one token
+    num_bytes: int  # of its weights
+
+
+def measure_drafter(folder: ModelFolder, engine: Engine) -> DrafterCosts:
+    """Time the steps of a drafter, as it drafts for this target."""
+    model = open_drafter(folder, engine.target.config)
+    step_s = measure_passes(model, (1,), _STEP_CONTEXT)[1]
+    return DrafterCosts(folder.name, step_s, weights_bytes(folder))
 
 
 def measure_rounds(engine: Engine) -> RunStats:
@@ -28,7 +52,13 @@ def measure_rounds(engine: Engine) -> RunStats:
     return engine.stats
 
 
-def plan_lines(plan: Plan, rounds: RunStats, cache_bytes_per_token: int) -> Iterator[str]:
+def plan_lines(
+    plan: Plan,
+    rounds: RunStats,
+    target: ModelFolder,
+    cache_bytes_per_token: int,
+    drafter: DrafterCosts | None = None,
+) -> Iterator[str]:
     """Yield the report line by line; `rounds` comes from `measure_rounds`."""
     yield f"rows   seconds of a pass   against one row   {_MANY} more tokens in the cache add"
     single = plan.pass_s[1]
@@ -40,11 +70,42 @@ def plan_lines(plan: Plan, rounds: RunStats, cache_bytes_per_token: int) -> Iter
         f"A round spends {1e3 * rounds.overhead_s_per_round:.2f} ms outside the target, with "
         f"{rounds.proposed / max(rounds.rounds, 1):.1f} proposed tokens on average."
     )
-    yield f"The cache takes {cache_bytes_per_token / 1024:.1f} KiB per token."
+    full = target.context_length * cache_bytes_per_token
+    yield (
+        f"The weights take {_megabytes(weights_bytes(target))}, the cache "
+        f"{cache_bytes_per_token / 1024:.1f} KiB per token, {_megabytes(full)} when it is full."
+    )
     if 2 not in plan.pass_s:
         yield "This graph cannot verify several rows in one pass."
         return
     yield from _words(plan, rounds.overhead_s_per_round)
+    if drafter is not None:
+        yield ""
+        yield from _drafter_words(plan, rounds.overhead_s_per_round, drafter)
+
+
+def plot_plan(
+    plan: Plan, overhead_s: float, title: str, path: Path, drafter: DrafterCosts | None = None
+) -> None:
+    """Write a picture of how many tokens of a draft have to be accepted for what it costs."""
+    figures = need("matplotlib.figure", "--plot", "edgedraft[bench]")
+    figure = figures.Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    lengths = range(1, _DRAFT_LENGTHS[-1] + 1)
+    curves = [("copied", 0.0, _GREY)]
+    if drafter is not None:
+        curves.append((f"by {drafter.name}", drafter.step_s, _OURS))
+    for label, step_s, colour in curves:
+        needed = [_to_accept(plan, overhead_s, length, step_s) for length in lengths]
+        axes.plot(lengths, needed, "o-", ms=3, color=colour, label=label)
+    axes.plot(lengths, lengths, color="black", lw=1, ls=":", label="all of them")
+    axes.set_xlabel("tokens in a draft")
+    axes.set_ylabel("accepted on average where it begins to pay")
+    axes.set_ylim(bottom=0)
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
 
 
 def _words(plan: Plan, overhead_s: float) -> Iterator[str]:
@@ -54,12 +115,37 @@ def _words(plan: Plan, overhead_s: float) -> Iterator[str]:
         f"The faster plain loop has {faster} a pass, by {100 * (by - 1):.0f} %. EdgeDraft's own "
         "plain loop has two, for the sake of identical logits."
     )
-    costs = plan.costs
     yield "With little in the cache:"
-    for draft in _DRAFT_LENGTHS:
-        passes = (costs.seconds(draft + 1) + overhead_s) / plan.plain_s
-        noun = "token is" if draft == 1 else "tokens are"
+    for length in _DRAFT_LENGTHS:
+        needed = _to_accept(plan, overhead_s, length)
+        noun = "token is" if length == 1 else "tokens are"
         yield (
-            f"A draft of {draft} costs {passes:.2f} plain passes: it pays when more than "
-            f"{max(passes - 1, 0):.2f} of its {noun} accepted on average."
+            f"A draft of {length} costs {needed + 1:.2f} plain passes: it pays when more than "
+            f"{needed:.2f} of its {noun} accepted on average."
         )
+
+
+def _drafter_words(plan: Plan, overhead_s: float, drafter: DrafterCosts) -> Iterator[str]:
+    yield (
+        f"A step of {drafter.name} takes {1e3 * drafter.step_s:.2f} ms, "
+        f"{drafter.step_s / plan.plain_s:.2f} of a plain pass; its weights take "
+        f"{_megabytes(drafter.num_bytes)}."
+    )
+    for length in _DRAFT_LENGTHS:
+        needed = _to_accept(plan, overhead_s, length, drafter.step_s)
+        verdict = (
+            f"pays when more than {needed:.2f} of its tokens are accepted"
+            if needed < length
+            else "never pays"
+        )
+        yield f"A draft of {length} by it costs {needed + 1:.2f} plain passes: it {verdict}."
+
+
+def _to_accept(plan: Plan, overhead_s: float, length: int, step_s: float = 0.0) -> float:
+    """Return how many tokens of a draft have to be accepted for the time that it takes."""
+    round_s = plan.costs.seconds(length + 1) + overhead_s + length * step_s
+    return max(round_s / plan.plain_s - 1, 0)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB"

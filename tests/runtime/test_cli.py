@@ -18,6 +18,10 @@ import pytest
 
 from edgedraft.runtime import Engine, Piece, RunStats
 from edgedraft.runtime.cli import build_parser, main
+from edgedraft.runtime.folder import open_model_folder
+from edgedraft.runtime.plan import Plan
+from edgedraft.runtime.plan_report import _to_accept
+from tiny_drafter import tiny_drafter
 
 STATS = set(RunStats().as_json())
 
@@ -399,6 +403,30 @@ def test_plan_prints_the_costs_and_what_follows(
     before = remembered.read_text()
     assert main(command) == 0 and remembered.read_text() == before
     assert main([*command, "--remeasure"]) == 0 and remembered.read_text() != before
+
+
+def test_plan_says_what_a_drafter_costs_and_draws_it(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "edgedraft[bench]"')
+    drafter, plot = tiny_drafter(tmp_path / "small"), tmp_path / "plan.png"
+    command = ["plan", "--target", target, "--threads", "1", "--state", str(tmp_path)]
+    assert main([*command, "--drafter", str(drafter), "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    name = open_model_folder(drafter).name
+    assert re.search(rf"A step of {name} takes \d+\.\d\d ms, \d+\.\d\d of a plain pass", out)
+    assert len(re.findall(r"A draft of \d+ by it costs", out)) == 6
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert main([*command, "--drafter", str(tmp_path / "none")]) == 2
+    assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("step_s", "needed"), [(0.0, 0.3), (0.002, 1.1)])
+def test_what_has_to_be_accepted_is_what_the_round_takes_more_than_a_plain_pass(
+    step_s: float, needed: float
+) -> None:
+    plan = Plan({1: 0.010, 2: 0.010, 4: 0.012, 8: 0.014}, {1: 0.0, 2: 0.0, 4: 0.0, 8: 0.0})
+    assert _to_accept(plan, 0.0005, 4, step_s) == pytest.approx(needed)
 
 
 def test_plan_says_when_nothing_can_be_verified(
