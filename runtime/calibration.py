@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import islice
+
+from .datatypes import ROOT, Proposal
 
 _BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)  # of the ranges that share counts
 _MIDDLES = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.935, 0.985)
@@ -23,16 +26,16 @@ class Calibration:
     def __init__(self) -> None:
         self._right = [p * _PRIOR_WEIGHT for p in _MIDDLES]  # a start that believes what is stated
         self._counted = [_PRIOR_WEIGHT] * len(_MIDDLES)
-        self._pending: tuple[int, Sequence[int], Sequence[float]] | None = None
+        self._pending: tuple[int, Proposal] | None = None
 
     def calibrated(self, stated: float) -> float:
         """Return the counted probability of a token that was given the stated one."""
         i = bisect_right(_BOUNDS, stated)
         return self._right[i] / self._counted[i]
 
-    def expect(self, position: int, tokens: Sequence[int], stated: Sequence[float]) -> None:
+    def expect(self, position: int, proposal: Proposal) -> None:
         """Remember what was proposed for `position` on, to be compared by `score`."""
-        self._pending = (position, tokens, stated)
+        self._pending = (position, proposal)
 
     def forget(self) -> None:
         """Drop the remembered proposal; the counts hold no text."""
@@ -42,12 +45,14 @@ class Calibration:
         """Count the remembered proposal, as far as the committed tokens show what was right."""
         if self._pending is None:
             return
-        position, tokens, stated = self._pending
+        position, proposal = self._pending
         self._pending = None
-        truth = committed[position : position + len(tokens)]
-        for token, probability, true in zip(tokens, stated, truth, strict=False):
-            i = bisect_right(_BOUNDS, probability)
-            self._right[i] = self._right[i] * _DECAY + (token == true)
-            self._counted[i] = self._counted[i] * _DECAY + 1
-            if token != true:
+        node: int | None = ROOT
+        for true in islice(committed, position, None):
+            if node is None:
                 break
+            for child in proposal.children(node):
+                i = bisect_right(_BOUNDS, proposal.confidence[child])
+                self._right[i] = self._right[i] * _DECAY + (proposal.tokens[child] == true)
+                self._counted[i] = self._counted[i] * _DECAY + 1
+            node = proposal.child(node, true)

@@ -23,7 +23,6 @@ from .config import SamplingConfig
 from .datatypes import NOTHING, Proposal
 from .interfaces import Proposer
 from .policy import DraftPolicy, reached
-from .prefix import common_prefix
 
 # Bounds of the tokens expected for free that share a record of what the model adds to them.
 _EXPECTED = (1.2, 1.5, 2.0, 3.0, 5.0)
@@ -41,8 +40,8 @@ class _Trial:
 
     kind: int
     position: int
-    submitted: tuple[int, ...]
-    instead: tuple[int, ...]
+    submitted: Proposal
+    instead: Proposal
     price: float  # tokens that the difference in time is worth
 
 
@@ -94,11 +93,10 @@ class CompositeProposer(Proposer):
         chosen = max(best, drafted, key=self._value) if drafted.rule is None else drafted
         self._left_alone[kind] = 0
         chosen = self._chosen(chosen, committed)
-        if chosen.is_chain:
-            ours, theirs = (self._submitted(x) for x in (chosen, self._corrected(best)))
-            price = self._policy.price(drafted.draft_s)
-            price += self._policy.row_price * (len(ours) - len(theirs))
-            self._trial = _Trial(kind, len(committed), ours, theirs, price)
+        ours, theirs = (self._submitted(x) for x in (chosen, self._corrected(best)))
+        price = self._policy.price(drafted.draft_s)
+        price += self._policy.row_price * (len(ours.tokens) - len(theirs.tokens))
+        self._trial = _Trial(kind, len(committed), ours, theirs, price)
         return chosen
 
     def forget(self) -> None:
@@ -132,15 +130,15 @@ class CompositeProposer(Proposer):
         if self._trial is None:
             return
         trial, self._trial = self._trial, None
-        truth = tuple(committed[trial.position :])
-        brought = common_prefix(trial.submitted, truth) - common_prefix(trial.instead, truth)
+        truth = committed[trial.position :]
+        brought = len(trial.submitted.path(truth)) - len(trial.instead.path(truth))
         kind, gain = trial.kind, brought - trial.price
         self._gains[kind] += (1 - _MEMORY) * (gain - self._gains[kind])
         paid = self._gains[kind] > 0
         self._patience[kind] = _PATIENCE[0] if paid else min(2 * self._patience[kind], _PATIENCE[1])
 
-    def _submitted(self, proposal: Proposal) -> tuple[int, ...]:
-        return proposal.tokens[: self._policy.nodes_to_submit(proposal)]
+    def _submitted(self, proposal: Proposal) -> Proposal:
+        return proposal.head(self._policy.nodes_to_submit(proposal))
 
     def _value(self, proposal: Proposal) -> float:
         return self._policy.value(self._corrected(proposal))
@@ -152,5 +150,5 @@ class CompositeProposer(Proposer):
     def _chosen(self, proposal: Proposal, committed: Sequence[int]) -> Proposal:
         if proposal.rule is None:
             calibration = self._calibrations[proposal.origin]
-            calibration.expect(len(committed), proposal.tokens, proposal.confidence)
+            calibration.expect(len(committed), proposal)
         return self._corrected(proposal)

@@ -10,7 +10,7 @@ of tokens in topological order: every node comes after its parent. The usual pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +33,8 @@ class Draft:
     probs: tuple[float, ...]
     # (k, draft vocab): what each token was drawn from; None for the likeliest tokens
     laws: npt.NDArray[np.float64] | None = field(default=None, compare=False)
+    # k where wanted: the next likely token in the place of each, and how likely it is
+    rivals: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,22 @@ class Proposal:
 
     def child(self, node: int, token: int) -> int | None:
         """Return the child of `node` that proposes `token`, if there is one."""
-        for i in range(node + 1, len(self.tokens)):
-            if self.parents[i] == node and self.tokens[i] == token:
-                return i
-        return None
+        return next((i for i in self.children(node) if self.tokens[i] == token), None)
+
+    def children(self, node: int) -> Iterator[int]:
+        """Yield the nodes that follow `node`."""
+        return (i for i in range(node + 1, len(self.tokens)) if self.parents[i] == node)
+
+    def path(self, truth: Iterable[int]) -> tuple[int, ...]:
+        """Return the nodes that say what a text says, as far as there are some."""
+        path: list[int] = []
+        node: int | None = ROOT
+        for token in truth:
+            assert node is not None
+            if (node := self.child(node, token)) is None:
+                break
+            path.append(node)
+        return tuple(path)
 
     def first_path(self) -> Proposal:
         """Return the chain of first children, for a model that cannot verify siblings."""

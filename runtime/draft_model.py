@@ -21,9 +21,10 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
+from .branching import branched
 from .config import SamplingConfig
 from .datatypes import NOTHING, Draft, FloatArray, Proposal
-from .drawing import Choose, DraftDrawing
+from .drawing import Choice, Choose, DraftDrawing
 from .interfaces import LanguageModel, Proposer
 from .policy import DraftPolicy
 from .prefix import common_prefix
@@ -34,6 +35,7 @@ from .vocab_map import VocabMap
 _PREFILL_ROWS = 128
 _OVERTIME = 3  # pieces that may be drafted to finish a target token
 _SLOWING = 1.02  # how fast a step's known seconds may rise, per step
+_LEAST = 1e-30  # stands in for no odds at all
 _READ_S = 1e-4  # of a token in a prompt, before one was read
 _ROUND_PIECES = 32  # a round adds fewer to the context; reading more is no cost of a round
 
@@ -52,8 +54,8 @@ class DraftModel(Proposer):
         trees: bool = False,
     ) -> None:
         """`policy` says what time is worth; without it drafts fill their budget. `trees` says
-        whether the target verifies them, `target_vocab_size` how wide its logits are, by default as
-        its tokenizer: both matter only for drafts that are drawn.
+        whether the target verifies them: then drafts branch. `target_vocab_size` says how wide its
+        logits are, by default as its tokenizer, which matters for drafts that are drawn.
         """
         self._model = model
         self._map = vocab_map
@@ -114,6 +116,7 @@ class DraftModel(Proposer):
             draft = self._draft(row, budget, self._likeliest)
             proposal = self._translator.translate(draft, budget, committed)
             self._proposed = len(committed), proposal
+            proposal = branched(proposal, self._map, budget)
         draft_s = perf_counter() - started - self._reading_s
         return replace(proposal, draft_s=draft_s, reading_s=self._reading_s)
 
@@ -164,25 +167,45 @@ class DraftModel(Proposer):
         pieces: list[int] = []
         probs: list[float] = []
         laws: list[npt.NDArray[np.float64]] = []
+        rivals: list[tuple[int, float]] = []
         while True:
-            piece, probability, law = choose(row)
-            pieces.append(piece)
-            probs.append(probability)
-            if law is not None:
-                laws.append(law)
+            chosen = choose(row)
+            pieces.append(chosen.piece)
+            probs.append(chosen.probability)
+            if chosen.law is not None:
+                laws.append(chosen.law)
+            if chosen.rival is not None:
+                rivals.append(chosen.rival)
             if self._is_enough(pieces, probs, budget):
-                return Draft(tuple(pieces), tuple(probs), np.stack(laws) if laws else None)
-            row = self._forward([piece])
+                drawn_from = np.stack(laws) if laws else None
+                return Draft(tuple(pieces), tuple(probs), drawn_from, tuple(rivals))
+            row = self._forward([chosen.piece])
 
-    def _likeliest(self, row: FloatArray) -> tuple[int, float, None]:
+    def _likeliest(self, row: FloatArray) -> Choice:
         piece = int(row.argmax())
-        if self._translator.usable[piece] and (told := self._model.acceptance) is not None:
-            # Of the row's likeliest token, so of no other; NaN is no probability either.
-            if 0 <= (acceptance := float(told[-1])) <= 1:
-                return piece, acceptance, None
+        accepted = self._acceptance(piece)
+        if accepted is not None and not self._trees:
+            return Choice(piece, accepted)
         row[self._unusable] = -np.inf
         piece = int(row.argmax())
-        return piece, 1.0 / float(np.exp(row - row[piece]).sum()), None
+        odds = np.exp(row - row[piece])
+        own = 1 / float(odds.sum())
+        if not self._trees:
+            return Choice(piece, own)
+        odds[piece] = 0.0
+        rival = int(odds.argmax())
+        # What is left over by the head, too, is shared as the drafter shares it.
+        probability = own if accepted is None else accepted
+        share = float(odds[rival]) / max(float(odds.sum()), _LEAST)
+        return Choice(piece, probability, rival=(rival, (1 - probability) * share))
+
+    def _acceptance(self, piece: int) -> float | None:
+        """Return what a head says of the row's likeliest piece; None where there is no head."""
+        told = self._model.acceptance
+        if told is None or not self._translator.usable[piece]:  # it speaks of no other piece
+            return None
+        acceptance = float(told[-1])
+        return acceptance if 0 <= acceptance <= 1 else None  # NaN is no probability
 
     def _is_enough(self, pieces: Sequence[int], probs: Sequence[float], budget: int) -> bool:
         if len(pieces) < budget and self._policy.wants_more(prod(probs), self._step_s):

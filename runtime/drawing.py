@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,17 @@ from .trie_marginal import TrieMarginal
 # Told apart in the counter of the noise.
 _VERIFYING, _DRAFTING = 1, 2
 
-# From a logits row, which may be written to: a draft token, its probability and, where it was
-# drawn, the law it was drawn from.
-Choose: TypeAlias = Callable[[FloatArray], tuple[int, float, npt.NDArray[np.float64] | None]]
+
+class Choice(NamedTuple):
+    """A draft token."""
+
+    piece: int
+    probability: float
+    law: npt.NDArray[np.float64] | None = None  # where it was drawn: what it was drawn from
+    rival: tuple[int, float] | None = None  # where wanted: the next likely one, and how likely
+
+
+Choose: TypeAlias = Callable[[FloatArray], Choice]  # from a logits row, which may be written to
 
 
 class DraftDrawing:
@@ -56,11 +64,11 @@ class DraftDrawing:
         """Return what draws the tokens of the draft that follows `position` tokens."""
         dice = self._dice(position, _DRAFTING)
 
-        def draw(row: FloatArray) -> tuple[int, float, npt.NDArray[np.float64]]:
+        def draw(row: FloatArray) -> Choice:
             row[self._unspelled] = -np.inf
             law = self._sampler.probabilities(row)
             piece = dice.draw(law)
-            return piece, float(law[piece]), law
+            return Choice(piece, float(law[piece]), law)
 
         return draw
 
