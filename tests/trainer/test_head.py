@@ -24,6 +24,7 @@ from edgedraft.trainer.acceptance_head import (  # noqa: E402
 )
 from edgedraft.trainer.answers import Answer, read_answers  # noqa: E402
 from edgedraft.trainer.cli import main  # noqa: E402
+from edgedraft.trainer.data_sets import is_held_out  # noqa: E402
 from edgedraft.trainer.errors import TrainError  # noqa: E402
 from edgedraft.trainer.head_command import RECORD  # noqa: E402
 from edgedraft.trainer.head_rows import Rows, rows_of  # noqa: E402
@@ -126,6 +127,29 @@ def test_the_same_seed_gives_the_same_head(train: Callable[..., int], tmp_path: 
         assert train(tmp_path / name, "--epochs", "2", "--seed", seed) == 0
     a, b, c = ((tmp_path / name / FILE).read_bytes() for name in "abc")
     assert a == b != c
+
+
+@pytest.mark.parametrize("changes_held_out", [True, False])
+def test_what_held_out_answers_say_is_never_learned(
+    train: Callable[..., int],
+    write_rows: Callable[..., Path],
+    answer_row: Callable[[int], dict[str, Any]],
+    tmp_path: Path,
+    changes_held_out: bool,
+) -> None:
+    rows = [answer_row(number) for number in range(60)]
+    others = [
+        row | {"response_ids": rows[0]["response_ids"]}
+        if is_held_out(row["set"], row["row"]) == changes_held_out
+        else row
+        for row in rows
+    ]
+    assert others != rows
+    for name, some in (("a", rows), ("b", others)):
+        answers = write_rows(f"{name}.jsonl", *some)
+        assert train(tmp_path / name, "--epochs", "2", answers=answers) == 0
+    a, b = ((tmp_path / name / FILE).read_bytes() for name in "ab")
+    assert (a == b) == changes_held_out
 
 
 def test_a_head_is_trained_anew_on_a_folder_that_has_one(
