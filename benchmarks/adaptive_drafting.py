@@ -7,15 +7,16 @@ Answers with the target's likeliest tokens (`edgedraft-train corpus --top-k-logi
 a learner as requests, once for every way in which the head can learn. Held-out prompts are then
 answered with the drafter alone, taking turns, each way verified as ever:
 
-    fixed         as shipped, four tokens a round
+    fixed         as shipped, four drafted pieces a round
     adapt only    as shipped, as many as pay by the head's probabilities
-    distil only   what was learned, four tokens a round
+    distil only   what was learned, four pieces a round
     joint         what was learned, as many as pay; the head learns from what the drafter does
     interleaved   the head learns from a larger buffer
     gamma = X     interleaved, with the rule of the paper in place of costs
 
-Printed are the share of drafted tokens that was accepted, tokens per target pass, and the speed-up
-over the faster plain loop (median over prompts).
+Printed are the share of submitted tokens that was accepted, tokens per target pass, and the
+speed-up over the faster plain loop (median over prompts). Where nothing that was learned is in use
+in the end, a row is the drafter as shipped, and the document says so.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def main() -> None:
             "limit": args.limit,
             "max_tokens": args.max_tokens,
             "draft_tokens": DRAFT_TOKENS,
+            "learned_is_used": {name: lora is not None for name, lora in learned.items()},
         },
         "provenance": describe_run(engine.target.folder, session, 0)
         | {"load_average_after": load_average()},

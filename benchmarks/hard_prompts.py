@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import numpy as np
 from edgedraft.runtime.state import write_atomic
 
 _SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe ri so tu va we xi yo zu".split()
+_LETTERS = ("Ll", "Lo", "Lu")
 _SCRIPTS = {  # first and last letter
     "Armenian": (0x561, 0x586),
     "Georgian": (0x10D0, 0x10F0),
@@ -40,9 +42,8 @@ def random_words(rng: np.random.Generator, number: int) -> str:
 def foreign_script(rng: np.random.Generator, number: int) -> str:
     name = list(_SCRIPTS)[number % len(_SCRIPTS)]
     first, last = _SCRIPTS[name]
-    words = [
-        "".join(map(chr, rng.integers(first, last + 1, rng.integers(2, 7)))) for _ in range(12)
-    ]
+    letters = [x for x in map(chr, range(first, last + 1)) if unicodedata.category(x) in _LETTERS]
+    words = ["".join(rng.choice(letters, rng.integers(2, 7))) for _ in range(12)]
     return f"Continue this text in {name} letters: " + " ".join(words)
 
 

@@ -3,7 +3,8 @@
     certainty  = log(q / (1 - q)), q the probability of a row's likeliest token
     acceptance = sigmoid((1 + scale) certainty + out . (h + silu(W h)))
 
-`edgedraft-train head` makes the file; what is computed here has to be what was trained there.
+`edgedraft-train head` makes the file; what is computed here has to be what was trained there. A
+test holds it: whoever trains need not have the exporter, and the other way round.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def export_model(
             quantize(graph, options.precision)
             if trainable is not None:
                 training = write_training_files(stage, source.model, head, trainable, graph)
-                check_training_files(stage, probe, expected)
+                check_training_files(stage, probe, expected, accepted)
             model = opened()
             _log.info("measuring what it costs in accuracy")
             quality |= asdict(agreement(model, source.model, held_out))
@@ -163,7 +163,7 @@ def _trainable(
 
 
 def _acceptance_head(source: Source, options: ExportOptions) -> AcceptanceHead | None:
-    if not options.is_drafter or source.acceptance_head is None:
+    if not options.is_drafter or source.acceptance_head is None or options.via != "direct":
         return None
     model: Any = source.model
     return read_head(source.acceptance_head, model.get_output_embeddings().weight.shape[1])

@@ -75,10 +75,13 @@ def write_training_files(
     }
 
 
-def check_training_files(folder: Path, tokens: Sequence[int], expected: FloatArray) -> None:
+def check_training_files(
+    folder: Path, tokens: Sequence[int], expected: FloatArray, accepted: FloatArray | None
+) -> None:
     """Raise ExportError where the step graph's forward pass is not the model's.
 
-    `expected` are the model's logits for the tokens, shape (tokens, vocabulary).
+    `expected` are the model's logits for the tokens, shape (tokens, vocabulary), `accepted` what
+    its acceptance head says of them, shape (tokens,), None where it has none.
     """
     session = open_session(folder / _EVALUATION, SessionConfig())
     feeds: dict[str, Any] = {
@@ -93,7 +96,7 @@ def check_training_files(folder: Path, tokens: Sequence[int], expected: FloatArr
             feeds[value.name] = np.zeros(
                 [x if isinstance(x, int) else 0 for x in value.shape], np.float32
             )
-    (prob,) = session.run(["prob"], feeds)
+    prob, *judged = session.run(["prob", *(["acceptance"] if accepted is not None else [])], feeds)
     rows = torch.log_softmax(torch.from_numpy(expected[:-1]), -1).numpy()
     difference = np.abs(np.log(prob) - rows[feeds["at"], feeds["next"]]).max()
     if not difference <= _TOLERANCE:
@@ -101,3 +104,9 @@ def check_training_files(folder: Path, tokens: Sequence[int], expected: FloatArr
             f"the training step disagrees with transformers: a log probability differs by "
             f"{difference:.2g}"
         )
+    for said in judged:
+        assert accepted is not None
+        if not (difference := np.abs(said - accepted[:-1]).max()) <= _TOLERANCE:
+            raise ExportError(
+                f"the acceptance head of the training step disagrees with torch by {difference:.2g}"
+            )

@@ -39,7 +39,8 @@ def branched(chain: Proposal, vocab_map: VocabMap, budget: int) -> Proposal:
         follows_alone = i + 1 == len(chain.spans) or chain.spans[i + 1].length > 0
         if span.length == 1 and follows_alone:
             piece, confidence = chain.draft.rivals[span.start]
-            token = vocab_map.finished(vocab_map.step(0, piece))
+            at = vocab_map.step(0, piece)
+            token = vocab_map.finished(at) if at >= 0 else -1
             if token >= 0 and token != chain.tokens[i]:
                 nodes.append(_Node(token, i - 1, confidence, before * confidence, ROOT))
         before = probability

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import islice
 
 from .datatypes import ROOT, Proposal
 
@@ -48,7 +47,7 @@ class Calibration:
         position, proposal = self._pending
         self._pending = None
         node: int | None = ROOT
-        for true in islice(committed, position, None):
+        for true in committed[position : position + len(proposal.tokens)]:
             if node is None:
                 break
             for child in proposal.children(node):

@@ -289,7 +289,7 @@ def _plan(args: argparse.Namespace) -> int:
     title = f"{folder.name}, {session.num_threads} threads that rest between passes"
     print(f"{title}\n")
     print("\n".join(plan_lines(plan, rounds, folder, cache_bytes, costs)))
-    if args.plot:
+    if args.plot and engine.target.max_rows > 1:
         plot_plan(plan, rounds.overhead_s_per_round, title, args.plot, costs)
     return 0
 

@@ -4,7 +4,8 @@ Looking things up costs microseconds, so those proposers are always asked. A mod
 few steps. Whether they pay depends on what lies there for free, so what asking the model brought,
 in tokens that were accepted, is remembered by how much that was; where it brought less than its
 time is worth, the model is left alone but for a try now and then, as at first. Before it drafts for
-a request it has to read the prompt: that has to pay within as many rounds as requests usually have.
+a request it has to read the prompt: that has to pay within as many rounds as requests usually have,
+and a try that begins with it is longer in coming.
 
 Whoever promises most is wrong more often than its promises are on average: being chosen favours
 those who promise too much. So what is counted here is how often a stated probability held among the
@@ -66,6 +67,8 @@ class CompositeProposer(Proposer):
     def begin(self, sampling: SamplingConfig) -> None:
         """Tell every proposer how tokens are chosen."""
         self._trial = None  # what came of the last one of the former request stays unknown
+        for calibration in self._calibrations.values():
+            calibration.forget()
         if self._rounds:
             self._usual_rounds += _NEW_REQUEST * (self._rounds - self._usual_rounds)
         self._rounds = 0
@@ -121,9 +124,12 @@ class CompositeProposer(Proposer):
         """Whether to ask the model, which would have to read for so long first."""
         if self._policy.price(1.0) == 0:
             return True
+        reading = self._policy.price(reading_s)
         if self._gains[kind] > 0:
-            return self._gains[kind] > self._policy.price(reading_s) / self._usual_rounds
-        return self._left_alone[kind] >= self._patience[kind]
+            # What seemed too long once is tried again in the end: that, too, was only measured.
+            pays = self._gains[kind] > reading / self._usual_rounds
+            return pays or self._left_alone[kind] >= _PATIENCE[1]
+        return self._left_alone[kind] >= self._patience[kind] * (1 + reading)
 
     def _learn_gain(self, committed: Sequence[int]) -> None:
         """Compare the last trial with the tokens that came."""

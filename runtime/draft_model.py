@@ -36,7 +36,7 @@ _PREFILL_ROWS = 128
 _OVERTIME = 3  # pieces that may be drafted to finish a target token
 _SLOWING = 1.02  # how fast a step's known seconds may rise, per step
 _LEAST = 1e-30  # stands in for no odds at all
-_READ_S = 1e-4  # of a token in a prompt, before one was read
+_READ_S = 1e-4  # of a piece in a prompt, before one was read
 _ROUND_PIECES = 32  # a round adds fewer to the context; reading more is no cost of a round
 
 
@@ -64,7 +64,7 @@ class DraftModel(Proposer):
         self._policy = policy or DraftPolicy()
         self._step_s = float("inf")  # the fastest of late
         self._reading_s = 0.0  # spent on reading a prompt in this round
-        self._read_s = _READ_S  # of a token
+        self._read_s: float | None = None  # of a piece of it, the fastest of late
         self._trees = trees
         self._target_vocab_size = target_vocab_size or vocab_map.spelling_start.size - 1
         self._drawing: DraftDrawing | None = None  # None: the likeliest tokens are drafted
@@ -125,8 +125,13 @@ class DraftModel(Proposer):
         adds.
         """
         known = common_prefix(self._committed, list(committed)) if self._cached else 0
-        unread = len(committed) - known
-        return unread * self._read_s if unread > _ROUND_PIECES else 0.0
+        pieces = len(committed) - known
+        if self._committed:
+            pieces = pieces * len(self._context) // len(self._committed)
+        if pieces > self._model.context_length:  # the newest half of it is read
+            pieces = self._model.context_length // 2
+        piece_s = _READ_S if self._read_s is None else self._read_s
+        return pieces * piece_s if pieces > _ROUND_PIECES else 0.0
 
     def use(self, model: LanguageModel) -> None:
         """Draft with another model of the same vocabulary from the next round on; it reads the text
@@ -240,7 +245,9 @@ class DraftModel(Proposer):
         self._reading_s = 0.0
         if len(wanted) - kept > _ROUND_PIECES:
             self._reading_s = perf_counter() - started
-            self._read_s = self._reading_s / (len(wanted) - 1 - kept)
+            piece_s = self._reading_s / (len(wanted) - 1 - kept)
+            before = piece_s if self._read_s is None else self._read_s * _SLOWING
+            self._read_s = min(piece_s, before)
         return self._forward(wanted[-1:])
 
     def _forward(self, pieces: list[int]) -> FloatArray:

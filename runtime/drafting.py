@@ -38,15 +38,19 @@ _SEED, _LENGTH, _GAMMA = "ngram=", "k=", "gamma="
 
 
 def open_policy(
-    drafters: Sequence[str | Path], costs: PassCosts | None
+    drafters: Sequence[str | Path],
+    costs: PassCosts | None,
+    default: Sequence[str | Path] = DEFAULT,
 ) -> tuple[list[str | Path], DraftPolicy]:
-    """Return the drafters that were named, and how long their drafts are to be; raise
-    `DrafterError` where that is not said as it can be.
+    """Return the drafters that were named, those by `default` where nothing but the length of
+    drafts was, and how long these are to be; raise `DrafterError` where that is not said as it can
+    be.
     """
     rules = [str(name) for name in drafters if str(name).startswith((_LENGTH, _GAMMA))]
     others = [name for name in drafters if str(name) not in rules]
     if not rules:
         return others, DraftPolicy(costs)
+    others = others or list(default)
     if len(rules) > 1:
         raise DrafterError(f"one length of drafts at a time, got {' and '.join(rules)}")
     kind, value = rules[0].split("=", 1)

@@ -109,7 +109,7 @@ class Engine:
         `drafters` are "lookup", "ngram" and at most one drafter folder, in any combination, or
         "none" alone (`drafting.py`); by default "ngram", with `tree` "lookup". "k=4" or "gamma=0.4"
         among them sets how long drafts are, in place of what this device tells. `tree` lets lookup
-        and drawn drafts propose several continuations at once: exact over an fp32 graph with an
+        and models propose several continuations at once: exact over an fp32 graph with an
         attention bias, up to the last bit of a logit. The costs of
         this device are measured at the first opening and remembered in `state_dir`. So is what is
         learned of the texts, unless `keep` is False: then every opening is like the first. `learn`
@@ -147,10 +147,10 @@ class Engine:
         except StateError as error:
             _log.warning("%s", error)
             plan = measure_plan(target)
-        names, policy = open_policy(drafters, plan.costs)
+        names, policy = open_policy(drafters, plan.costs, default)
         kept = state.folder if state and keep else None
         proposer = open_proposer(
-            names or default,
+            names,
             target,
             ids,
             policy,
@@ -167,7 +167,7 @@ class Engine:
         Both use one cache: whoever turns from one to the other calls `forget` first.
         """
         names, policy = open_policy(drafters, self.plan.costs if self.plan else None)
-        proposer = open_proposer(names or DEFAULT, self.target, TokenIds(self.tokenizer), policy)
+        proposer = open_proposer(names, self.target, TokenIds(self.tokenizer), policy)
         return Engine(self.target, self.tokenizer, proposer, self.plan, policy)
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:

@@ -134,11 +134,12 @@ def _drafter_words(plan: Plan, overhead_s: float, drafter: DrafterCosts) -> Iter
     for length in _DRAFT_LENGTHS:
         needed = _to_accept(plan, overhead_s, length, drafter.step_s)
         verdict = (
-            f"pays when more than {needed:.2f} of its tokens are accepted"
+            f"pays when more than {needed:.2f} of them are accepted"
             if needed < length
             else "never pays"
         )
-        yield f"A draft of {length} by it costs {needed + 1:.2f} plain passes: it {verdict}."
+        steps = "1 token, in a step," if length == 1 else f"{length} tokens, in as many steps,"
+        yield f"A draft of {steps} costs {needed + 1:.2f} plain passes: it {verdict}."
 
 
 def _to_accept(plan: Plan, overhead_s: float, length: int, step_s: float = 0.0) -> float:

@@ -136,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
     head.add_argument(
         "--labels", choices=_LABELS, default="right",
         help="whether a piece is right; the chance that the target gives it, for coupled sampling; "
-        "or that chance over the drafter's own, for drafts that are drawn",
+        "or, for comparison, that chance over the drafter's own",
     )  # fmt: skip
     head.add_argument(
         "--rejection-weight", type=float, default=1.0, metavar="X",

@@ -85,7 +85,12 @@ def train_head(options: HeadOptions) -> None:
 
 def collect(model: Any, sources: Sequence[MappedAnswers], *, held_out: bool) -> Rows:
     """Return the rows of all answers that are learned from, or of those held out."""
-    wanted = [(a, s.vocab_map) for s in sources for a in s.answers if a.is_held_out == held_out]
+    wanted = [
+        (answer, source.vocab_map)
+        for source in sources
+        for answer in source.answers
+        if answer.is_held_out == held_out and answer.prompt_ids  # no row is before the first piece
+    ]
     parts = []
     for count, (answer, vocab_map) in enumerate(wanted, 1):
         parts.append(rows_of(model, answer, vocab_map))
@@ -113,6 +118,8 @@ def fit(rows: Rows, options: HeadOptions) -> AcceptanceHead:
             torch.autograd.backward(loss)
             optimizers.step(rate_scale(step, total))
             losses.append(float(loss.detach()))
+            if not np.isfinite(losses[-1]):
+                raise TrainError(f"the loss is {losses[-1]}: choose a lower --lr")
             if (step + 1) % max(1, total // _REPORTS) == 0:
                 _log.info("step %d of %d: loss %.4f", step + 1, total, np.mean(losses))
                 losses = []

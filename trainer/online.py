@@ -247,15 +247,15 @@ class OnlineLearner:
         return after
 
     def _judge(self, student: Student, passages: Sequence[Passage]) -> Student | None:
-        """Return the student behind one step of its acceptance head, if it has one; None if a
-        number in it is not finite.
+        """Return the student behind one step of its acceptance head: as it was, if a number in it
+        is not finite, since the drafter has no part in that.
         """
         gradients = self._open_graph().acceptance_gradients(passages, student.judge)
-        if not gradients.tensors:
-            return student
-        return student.after_judging(gradients.tensors, self.config.optimizer)
+        return student.after_judging(gradients.tensors, self.config.optimizer) or student
 
     def _acceptance_curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
+        if not self._open_graph().has_acceptance_head:
+            return iter(())
         with self._lock:
             recent = list(self._buffer.recent)
         rng = np.random.default_rng((self.config.seed, fresh[0].number, _HEAD))

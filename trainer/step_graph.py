@@ -99,6 +99,11 @@ class StepGraph:
         }
         self._options = onnxruntime().RunOptions()
 
+    @property
+    def has_acceptance_head(self) -> bool:
+        """Whether the drafter has one."""
+        return self._evaluation.has_acceptance
+
     def interrupt(self) -> None:
         """End the running pass, and every further one until `resume`."""
         self._options.terminate = True
@@ -124,11 +129,10 @@ class StepGraph:
 
     def acceptance_gradients(self, passages: Sequence[Passage], lora: Lora) -> Gradients:
         """Return how the acceptance head should move that said of each piece how likely it was to
-        be predicted; the loss is its Brier score. Without tensors for a drafter without a head.
-        Raises `Interrupted`.
+        be predicted; the loss is its Brier score. Raises `Interrupted`.
         """
         mean = _Mean(self._evaluation.learns(lora))
-        for group in passes(passages) if mean.outputs else ():
+        for group in passes(passages):
             outputs = ["hit", "acceptance", *mean.outputs]
             hit, said, *gradients = self._run(self._evaluation, outputs, self._feeds(group, lora))
             mean.add(float(np.square(said - hit).mean()), len(hit), gradients)

@@ -46,6 +46,19 @@ def test_a_rival_stands_beside_the_token_that_it_might_have_been() -> None:
     assert tree.first_path().tokens == plain.tokens
 
 
+def test_a_rival_that_is_no_whole_token_of_the_target_is_left_out() -> None:
+    """Neither one that begins none nor one that only begins some."""
+    vocab_map = pair(380, 270)
+    nodes = [vocab_map.step(0, piece) for piece in range(380)]
+    whole = next(x for x in range(2, 380) if nodes[x] >= 0 and vocab_map.finished(nodes[x]) >= 0)
+    others = [x for x, at in enumerate(nodes) if at < 0 or vocab_map.finished(at) < 0]
+    assert any(nodes[x] < 0 for x in others)
+    for rival in others:
+        draft = Draft((whole,), (0.6,), None, ((rival, 0.3),))
+        plain = Translator(vocab_map).translate(draft, 15)
+        assert branched(plain, vocab_map, 15).tokens == plain.tokens
+
+
 def test_without_rivals_a_chain_stays_as_it_is() -> None:
     plain = chain(SHARED[:3], [])
     assert branched(plain, pair(), 15) is plain

@@ -415,7 +415,7 @@ def test_plan_says_what_a_drafter_costs_and_draws_it(
     out = capsys.readouterr().out
     name = open_model_folder(drafter).name
     assert re.search(rf"A step of {name} takes \d+\.\d\d ms, \d+\.\d\d of a plain pass", out)
-    assert len(re.findall(r"A draft of \d+ by it costs", out)) == 6
+    assert len(re.findall(r"A draft of \d+ tokens, in as many steps, costs", out)) == 5
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert main([*command, "--drafter", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err

@@ -144,10 +144,39 @@ def test_a_prompt_is_read_where_it_pays_within_the_rounds_that_requests_have(
     assert model.asked == (rounds if reads else 0)
 
 
-def test_a_model_that_has_read_the_prompt_goes_on() -> None:
-    model = Reader(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001), seconds=100.0)
-    composite = CompositeProposer([], model, POLICY)
-    assert decode(composite, [0, 1, 2, 50], 40)[-20:] == ["model"] * 20
+def test_a_try_that_begins_with_reading_comes_later_and_a_model_that_has_read_goes_on() -> None:
+    for seconds, least in ((0.0, 8), (0.050, 40)):  # five tokens' time
+        model = Reader(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001), seconds=seconds)
+        policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.011, 8: 0.0135}), overhead_s=0.0)
+        composite = CompositeProposer([], model, policy)
+        decode(composite, [50], least - 2)
+        assert not model.has_read
+        decode(composite, [0, 1, 2, 50], 20)
+        assert model.asked >= 10
+
+
+def test_what_once_took_too_long_to_read_is_tried_again_in_the_end() -> None:
+    model = Reader(chain(0.8, 0.8, 0.8, origin="model", draft_s=0.001))
+    policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.011, 8: 0.0135}), overhead_s=0.0)
+    composite = CompositeProposer([], model, policy)
+    decode(composite, [0, 1, 2, 50], 40)
+    model.seconds = 1e3
+    composite.begin(SamplingConfig())
+    decode(composite, [50], 1200)
+    assert not model.has_read
+    decode(composite, [50], 200)
+    assert model.has_read
+
+
+def test_what_was_expected_of_one_request_is_not_looked_for_in_the_next() -> None:
+    proposer = Fixed(Proposal.chain([7], [0.95], "free"))
+    composite = CompositeProposer([proposer], None, POLICY)
+    for _ in range(200):
+        composite.begin(SamplingConfig())
+        (confidence,) = composite.propose([1, 2, 3], 8).confidence
+        composite.begin(SamplingConfig())
+        composite.propose([1, 2, 3, 4, 5, 6], 8)  # another text, and longer
+    assert confidence == pytest.approx(0.935)
 
 
 def test_time_spent_drafting_is_charged_to_whatever_is_submitted() -> None:

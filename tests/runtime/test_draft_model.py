@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -169,16 +170,39 @@ def test_the_policy_does_not_blame_the_target_for_drafting() -> None:
 def test_what_is_new_of_a_text_is_told_in_seconds_and_apart_from_drafting() -> None:
     model = TableModel(random_table(DRAFT, 1), max_rows=1)
     drafter = DraftModel(model, pair())
-    text = [1 + i % 90 for i in range(300)]
+    text = [285 + i % 90 for i in range(300)]
     assert drafter.reading_s(text) > drafter.reading_s(text[:100]) > 0
     assert drafter.reading_s(text[:8]) == 0  # no more than a round may add
     first = drafter.propose(text, 4)
     assert first.reading_s > 0 and first.draft_s > 0
     assert drafter.reading_s([*text, 5, 6]) == 0
     assert drafter.propose([*text, 5, 6], 4).reading_s == 0
+    spelled = sum(len(pair().spelling(token)) for token in text)
+    assert spelled > 1.5 * len(text)
     other = [2, *text]
-    assert drafter.reading_s(other) == pytest.approx(
-        len(other) * first.reading_s / len(model.cache), rel=1.0
-    )
+    whole = (spelled + 1) / (spelled - 1) * first.reading_s
+    assert drafter.reading_s(other) == pytest.approx(whole, rel=0.02)
     drafter.use(TableModel(random_table(DRAFT, 1), max_rows=1))
-    assert drafter.reading_s(text) > 0  # another model has read nothing
+    assert drafter.reading_s(text) == pytest.approx(whole, rel=0.02)  # it has read nothing
+    assert drafter.reading_s([290] * 5000) == pytest.approx(
+        512 / spelled * first.reading_s, rel=0.02
+    )
+
+
+def test_a_reading_that_something_interrupted_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = TableModel(random_table(DRAFT, 1), max_rows=1)
+    drafter = DraftModel(model, pair())
+    text = [1 + i % 90 for i in range(100)]
+    drafter.propose(text, 4)
+    expected = drafter.reading_s([2, *text])
+    extend = model.extend
+
+    def stalled(tokens: Sequence[int]) -> None:
+        time.sleep(0.2)
+        extend(tokens)
+
+    monkeypatch.setattr(model, "extend", stalled)
+    assert drafter.propose([2, *text], 4).reading_s > 0.2
+    assert drafter.reading_s([3, *text]) < 1.1 * expected

@@ -244,6 +244,7 @@ def test_scores_are_those_of_the_definition() -> None:
     [
         (["--rejection-weight", "0"], "rejection_weight must be > 0, got 0.0"),
         (["--labels", "chance"], "--labels chance needs answers with top_k_ids"),
+        (["--lr", "1e30", "--epochs", "30"], "choose a lower --lr"),
         (["--drafter", "nowhere"], "nowhere: no readable drafter"),
     ],
 )

@@ -375,6 +375,24 @@ def test_an_acceptance_head_learns_what_becomes_of_drafts(tmp_path: Path, kind: 
     assert scores[1] < 0.7 * scores[0]
 
 
+def test_a_head_that_is_lost_takes_nothing_of_the_drafter_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients = StepGraph.acceptance_gradients
+
+    def broken(self: StepGraph, *args: Any) -> Any:
+        found = gradients(self, *args)
+        next(iter(found.tensors.values()))[0, 0] = np.nan
+        return found
+
+    monkeypatch.setattr(StepGraph, "acceptance_gradients", broken)
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(24))
+    learned = active(tmp_path)
+    assert learner.stats.discarded == 0 and learned is not None
+    assert not np.any(learned.tensors[f"{HEAD}widen.lora_B"])
+
+
 def test_a_head_that_is_to_stay_does_and_one_that_learns_changes_nothing_of_the_drafter(
     tmp_path: Path,
 ) -> None:

@@ -102,6 +102,7 @@ def test_an_acceptance_head_learns_apart_from_the_drafter(
     lora, passages = make_lora(files), make_passages(20, 3, 11, 40)
     own = {name for name in lora.tensors if name.startswith(HEAD)}
     assert graph.gradients(passages, lora, MIXED).tensors.keys() == lora.tensors.keys() - own
+    assert graph.has_acceptance_head
     whole = graph.acceptance_gradients(passages, lora)
     assert whole.tensors.keys() == own and own
     assert whole.weight == 74 and 0 < whole.loss < 1
@@ -120,7 +121,7 @@ def test_a_drafter_without_a_head_has_nothing_of_it_to_learn(tmp_path: Path) -> 
     files = tiny_training_files(tmp_path, head=False)
     bare = StepGraph(files)
     assert not any(name.startswith(HEAD) for name in files.shapes)
-    assert bare.acceptance_gradients(make_passages(9), make_lora(files)).tensors == {}
+    assert not bare.has_acceptance_head
     assert bare.predictions(make_passages(9), None)[0].brier is None
 
 
