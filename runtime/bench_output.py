@@ -1,4 +1,4 @@
-"""A benchmark's result for people: a line per prompt, a table, a picture."""
+"""What was measured, for people: a line per prompt, a table, pictures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from .bench_report import group_by_class
 from .extras import need
 from .learn_bench import Point
 from .learn_bench_report import WINDOW, moving
+from .plan import Plan
+from .plan_report import DRAFT_LENGTHS, DrafterCosts, to_accept
 
 _OURS, _GREY = "#1f6f8b", "#8a8a8a"
+
+
+def need_figures() -> Any:
+    """Return what draws pictures; raise `EdgeDraftError` where it is not installed."""
+    return need("matplotlib.figure", "--plot", "edgedraft[bench]")
 
 
 def progress_line(number: int, count: int, result: PromptResult | Skipped) -> str:
@@ -95,7 +102,7 @@ def table_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 def plot_speedups(results: Sequence[PromptResult], document: Mapping[str, Any], path: Path) -> None:
     """Write a picture of every class's speed-ups: each prompt, the middle 80 % and the median."""
-    figures = need("matplotlib.figure", "--plot", "edgedraft[bench]")
+    figures = need_figures()
     classes = group_by_class(results)
     figure = figures.Figure(figsize=(8, 1.6 + 0.45 * len(classes)), layout="constrained")
     axes = figure.add_subplot()
@@ -131,11 +138,34 @@ def plot_speedups(results: Sequence[PromptResult], document: Mapping[str, Any], 
     figure.savefig(path, dpi=150)
 
 
+def plot_plan(
+    plan: Plan, overhead_s: float, title: str, path: Path, drafter: DrafterCosts | None = None
+) -> None:
+    """Write a picture of how many tokens of a draft have to be accepted for what it costs."""
+    figure = need_figures().Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    lengths = range(1, DRAFT_LENGTHS[-1] + 1)
+    curves = [("copied", 0.0, _GREY)]
+    if drafter is not None:
+        curves.append((f"by {drafter.name}", drafter.step_s, _OURS))
+    for label, step_s, colour in curves:
+        needed = [to_accept(plan, overhead_s, length, step_s) for length in lengths]
+        axes.plot(lengths, needed, "o-", ms=3, color=colour, label=label)
+    axes.plot(lengths, lengths, color="black", lw=1, ls=":", label="all of them")
+    axes.set_xlabel("tokens in a draft")
+    axes.set_ylabel("accepted on average where it begins to pay")
+    axes.set_ylim(bottom=0)
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
 def plot_learning(
     orders: Sequence[Sequence[Point]], document: Mapping[str, Any], path: Path
 ) -> None:
     """Write a picture of the learning curve over all orders, and of the drafter as shipped."""
-    figures = need("matplotlib.figure", "--plot", "edgedraft[bench]")
+    figures = need_figures()
     figure = figures.Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
     window = min(WINDOW, len(orders[0]))

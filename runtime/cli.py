@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from .adapter_command import add_adapter_command
 from .bench_command import BenchRequest, measure
-from .bench_output import table_lines
+from .bench_output import need_figures, plot_plan, table_lines
 from .chat import Chat
 from .cli_options import (
     UsageError,
@@ -33,7 +33,6 @@ from .cli_options import (
 from .drafting import pair_roles
 from .engine import Engine, Message
 from .errors import EdgeDraftError
-from .extras import need
 from .folder import open_model_folder, open_target_folder
 from .folder_report import cache_bytes_per_token, describe_folder, folder_lines
 from .learn_bench_command import (
@@ -45,7 +44,7 @@ from .learn_bench_report import learning_lines
 from .pair_report import describe_pair, pair_lines
 from .peers import PEERS
 from .plan import load_or_measure_plan
-from .plan_report import measure_drafter, measure_rounds, plan_lines, plot_plan
+from .plan_report import measure_drafter, measure_rounds, plan_lines
 from .state_command import add_state_command
 from .tokenizer_file import load_tokenizer
 from .vocab_map import VocabMap
@@ -278,7 +277,7 @@ def _plan(args: argparse.Namespace) -> int:
     folder = open_target_folder(target_folder(args))
     drafter = open_model_folder(Path(args.drafter)) if args.drafter else None
     if args.plot:
-        need("matplotlib", "--plot", "edgedraft[bench]")
+        need_figures()
     cache_bytes = cache_bytes_per_token(folder, session)
     engine = Engine.open(folder, session=session, state_dir=args.state)
     plan = engine.plan

@@ -1,25 +1,22 @@
-"""What the measured costs of a device mean, as a table, in words and as a picture."""
+"""What the measured costs of a device mean, as a table and in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from .config import DecodeConfig
 from .engine import Engine
-from .extras import need
 from .folder import ModelFolder
 from .machine import weights_bytes
 from .merged_drafter import open_drafter
 from .plan import Plan, measure_passes
 from .stats import RunStats
 
-_DRAFT_LENGTHS = (1, 2, 4, 8, 12, 15)
+DRAFT_LENGTHS = (1, 2, 4, 8, 12, 15)
 _PROBE_TOKENS = 48
 _MANY = 1000
 _STEP_CONTEXT = 64
-_OURS, _GREY = "#1f6f8b", "#8a8a8a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +81,6 @@ def plan_lines(
         yield from _drafter_words(plan, rounds.overhead_s_per_round, drafter)
 
 
-def plot_plan(
-    plan: Plan, overhead_s: float, title: str, path: Path, drafter: DrafterCosts | None = None
-) -> None:
-    """Write a picture of how many tokens of a draft have to be accepted for what it costs."""
-    figures = need("matplotlib.figure", "--plot", "edgedraft[bench]")
-    figure = figures.Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    lengths = range(1, _DRAFT_LENGTHS[-1] + 1)
-    curves = [("copied", 0.0, _GREY)]
-    if drafter is not None:
-        curves.append((f"by {drafter.name}", drafter.step_s, _OURS))
-    for label, step_s, colour in curves:
-        needed = [_to_accept(plan, overhead_s, length, step_s) for length in lengths]
-        axes.plot(lengths, needed, "o-", ms=3, color=colour, label=label)
-    axes.plot(lengths, lengths, color="black", lw=1, ls=":", label="all of them")
-    axes.set_xlabel("tokens in a draft")
-    axes.set_ylabel("accepted on average where it begins to pay")
-    axes.set_ylim(bottom=0)
-    axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-
-
 def _words(plan: Plan, overhead_s: float) -> Iterator[str]:
     one, two = plan.pass_s[1], plan.pass_s[2]
     faster, by = ("one row", two / one) if one <= two else ("two rows", one / two)
@@ -116,8 +89,8 @@ def _words(plan: Plan, overhead_s: float) -> Iterator[str]:
         "plain loop has two, for the sake of identical logits."
     )
     yield "With little in the cache:"
-    for length in _DRAFT_LENGTHS:
-        needed = _to_accept(plan, overhead_s, length)
+    for length in DRAFT_LENGTHS:
+        needed = to_accept(plan, overhead_s, length)
         noun = "token is" if length == 1 else "tokens are"
         yield (
             f"A draft of {length} costs {needed + 1:.2f} plain passes: it pays when more than "
@@ -131,8 +104,8 @@ def _drafter_words(plan: Plan, overhead_s: float, drafter: DrafterCosts) -> Iter
         f"{drafter.step_s / plan.plain_s:.2f} of a plain pass; its weights take "
         f"{_megabytes(drafter.num_bytes)}."
     )
-    for length in _DRAFT_LENGTHS:
-        needed = _to_accept(plan, overhead_s, length, drafter.step_s)
+    for length in DRAFT_LENGTHS:
+        needed = to_accept(plan, overhead_s, length, drafter.step_s)
         verdict = (
             f"pays when more than {needed:.2f} of them are accepted"
             if needed < length
@@ -142,7 +115,7 @@ def _drafter_words(plan: Plan, overhead_s: float, drafter: DrafterCosts) -> Iter
         yield f"A draft of {steps} costs {needed + 1:.2f} plain passes: it {verdict}."
 
 
-def _to_accept(plan: Plan, overhead_s: float, length: int, step_s: float = 0.0) -> float:
+def to_accept(plan: Plan, overhead_s: float, length: int, step_s: float = 0.0) -> float:
     """Return how many tokens of a draft have to be accepted for the time that it takes."""
     round_s = plan.costs.seconds(length + 1) + overhead_s + length * step_s
     return max(round_s / plan.plain_s - 1, 0)

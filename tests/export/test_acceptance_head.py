@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from edgedraft.export import model as model_module
 from edgedraft.export.acceptance_head import PREFIX
 from edgedraft.export.cli import main
 from edgedraft.export.decoder import export_decoder
+from edgedraft.export.errors import ExportError
 from edgedraft.export.parity import reference_acceptance
+from edgedraft.export.training_files import check_training_files, round_to_half
 from edgedraft.runtime import OnnxModel, SessionConfig
 from edgedraft.runtime.folder import check_files, open_model_folder
 from edgedraft.runtime.merged_drafter import open_drafter
@@ -129,6 +132,18 @@ def test_what_a_head_has_learned_is_merged_into_it_and_into_nothing_else(
     assert np.abs(expected[0] - expected[1]).max() > 0.15
     for got, wanted in zip(said, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=0.05)
+
+
+def test_a_head_that_would_learn_something_else_is_not_shipped(
+    source: Path, drafter: Any, text: list[int], tmp_path: Path
+) -> None:
+    out = tmp_path / "drafter"
+    assert main(["drafter", str(source), "--out", str(out)]) == 0
+    round_to_half(rounded := deepcopy(drafter))
+    rows = reference(rounded, text)
+    check_training_files(out, text, rows, said := trained(rounded, text))
+    with pytest.raises(ExportError, match="acceptance head of the training step disagrees"):
+        check_training_files(out, text, rows, said + 0.01)
 
 
 def test_logits_are_the_same_with_and_without_a_head(

@@ -171,8 +171,8 @@ def test_a_step_graph_that_disagrees_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def wrong(model: Any) -> Any:
-        return replace(trainable_model(model), epsilon=1.0)
+    def wrong(model: Any, head: Any) -> Any:
+        return replace(trainable_model(model, head), epsilon=1.0)
 
     monkeypatch.setattr(model_module, "trainable_model", wrong)
     assert main(["drafter", str(plain_folder), "--out", str(tmp_path / "out")]) == 2

@@ -20,7 +20,7 @@ from edgedraft.runtime import Engine, Piece, RunStats
 from edgedraft.runtime.cli import build_parser, main
 from edgedraft.runtime.folder import open_model_folder
 from edgedraft.runtime.plan import Plan
-from edgedraft.runtime.plan_report import _to_accept
+from edgedraft.runtime.plan_report import to_accept
 from tiny_drafter import tiny_drafter
 
 STATS = set(RunStats().as_json())
@@ -426,7 +426,7 @@ def test_what_has_to_be_accepted_is_what_the_round_takes_more_than_a_plain_pass(
     step_s: float, needed: float
 ) -> None:
     plan = Plan({1: 0.010, 2: 0.010, 4: 0.012, 8: 0.014}, {1: 0.0, 2: 0.0, 4: 0.0, 8: 0.0})
-    assert _to_accept(plan, 0.0005, 4, step_s) == pytest.approx(needed)
+    assert to_accept(plan, 0.0005, 4, step_s) == pytest.approx(needed)
 
 
 def test_plan_says_when_nothing_can_be_verified(
