@@ -18,6 +18,9 @@ from .datatypes import ROOT, Proposal, RoundTrace
 _MEMORY = 0.95  # of running means, per round
 _FIRST_ROUNDS = 20.0
 _TYPICAL_OVERHEAD_S = 2e-4
+# Bounds of how much slower passes are than planned. A plan that is much too slow is measured again
+# (`plan.py`); what is slower than ten times is an interruption.
+_PACES = 0.5, 10.0
 # Usual probability of a draft token, given those before it: what the next step is expected to add.
 _NEXT = 0.6
 
@@ -75,7 +78,8 @@ class DraftPolicy:
     ) -> None:
         """Without `costs` every proposal is submitted whole; `overhead_s` is a first guess."""
         self._costs = costs
-        self._overhead_s = overhead_s
+        self._overhead_s = overhead_s  # like all seconds in here, as if passes took those planned
+        self._pace = 1.0  # what they take of late over what they were planned to
         self._cached = 0
         # Running sums over recent rounds; they begin with rounds of plain decoding. Time counts in
         # plain rounds behind the same cache, since the next request may be longer or shorter.
@@ -89,13 +93,13 @@ class DraftPolicy:
     @property
     def row_price(self) -> float:
         """What one more row of a usual pass costs, in tokens."""
-        return self.price((self._pass_s(8) - self._pass_s(2)) / 6)
+        return self._worth((self._pass_s(8) - self._pass_s(2)) / 6)
 
     def price(self, seconds: float) -> float:
-        """Return the tokens that these seconds usually bring; nothing where passes cost nothing."""
-        if self._costs is None:
-            return 0.0
-        return seconds / self._plain_s() * self._tokens / self._plain_rounds
+        """Return the tokens that these seconds by the clock usually bring; nothing where passes
+        cost nothing.
+        """
+        return self._worth(seconds / self._pace)
 
     def wants_more(self, all_right: float, step_s: float) -> bool:
         """Whether one more token is worth a step of these seconds and a row of the target's pass,
@@ -121,19 +125,24 @@ class DraftPolicy:
         timings = trace.timings
         proposal = trace.proposal
         spent = timings.draft_s - proposal.draft_s - proposal.reading_s + timings.other_s
-        self._overhead_s += (1 - _MEMORY) * (spent - self._overhead_s)
+        self._overhead_s += (1 - _MEMORY) * (spent / self._pace - self._overhead_s)
         if self._costs is not None:
-            # Priced by the plan, not by the clock: a busy minute is no reason to draft otherwise.
-            rows = len(proposal.tokens) + 1
-            round_s = self._pass_s(rows) + self._overhead_s + proposal.draft_s
+            pass_s = self._pass_s(len(proposal.tokens) + 1)
+            # A busy minute, or a hot device, is no reason to draft otherwise: it slows all alike.
+            # One pass that something interrupted says little of it.
+            least, most = _PACES
+            pace = min(timings.forward_s / pass_s, 2 * self._pace)
+            pace = self._pace + (1 - _MEMORY) * (pace - self._pace)
+            self._pace = min(max(pace, least), most)
+            round_s = pass_s + self._overhead_s + proposal.draft_s / self._pace
             self._tokens = _MEMORY * self._tokens + 1 + trace.verdict.num_accepted
             self._plain_rounds = _MEMORY * self._plain_rounds + round_s / self._plain_s()
 
     def _best(self, proposal: Proposal) -> tuple[int, float]:
         if self._costs is None:
             return len(proposal.tokens), 1 + sum(reached(proposal))
-        price = self.price(1.0)
-        fixed = 1 - price * (self._overhead_s + proposal.draft_s)
+        price = self._worth(1.0)
+        fixed = 1 - price * (self._overhead_s + proposal.draft_s / self._pace)
         best, most = 0, fixed - price * self._pass_s(1)
         expected = fixed  # the target's own token comes for free
         for i, probability in enumerate(reached(proposal)):
@@ -141,6 +150,11 @@ class DraftPolicy:
             if (value := expected - price * self._pass_s(i + 2)) > most:
                 best, most = i + 1, value
         return best, most
+
+    def _worth(self, planned_s: float) -> float:
+        if self._costs is None:
+            return 0.0
+        return planned_s / self._plain_s() * self._tokens / self._plain_rounds
 
     def _pass_s(self, rows: int) -> float:
         return self._costs.seconds(rows, self._cached) if self._costs else 0.0

@@ -136,7 +136,7 @@ def test_what_time_brings_is_learned_in_plain_rounds_whatever_the_context() -> N
     policy.begin_round(1000)
     assert policy.price(0.020) == pytest.approx(1.0)
     for _ in range(80):
-        observed(policy, accepted=0, other_s=0.0)
+        observed(policy, accepted=0, other_s=0.0, forward_s=0.026)  # as planned
     lost = policy.price(0.020)
     policy.begin_round(0)
     assert policy.price(0.010) == pytest.approx(lost, rel=1e-3)
@@ -181,11 +181,17 @@ def test_output_stays_plain_with_rules_for_comparison(policy: DraftPolicy) -> No
     assert max(budget for _, budget in proposer.asked) == (policy.most or 15)
 
 
-def observed(policy: DraftPolicy, accepted: int, other_s: float, draft_s: float = 0.0) -> None:
+def observed(
+    policy: DraftPolicy,
+    accepted: int,
+    other_s: float,
+    draft_s: float = 0.0,
+    forward_s: float = 0.01,
+) -> None:
     """Tell the policy of a round of four proposed tokens."""
     proposal = Proposal.chain([1] * 4, [0.5] * 4, "test")
     verdict = Verdict(tuple(range(accepted)), next_token=1)
-    timings = Timings(draft_s, 0.01, other_s)
+    timings = Timings(draft_s, forward_s, other_s)
     nothing = np.zeros((0, 0), np.float32)
     policy.observe(RoundTrace(proposal, verdict, (), nothing, timings, None))
 
@@ -207,6 +213,42 @@ def test_where_drafts_are_usually_right_a_doubtful_token_is_not_worth_a_row() ->
         observed(policy, accepted=4, other_s=2e-4)
     assert policy.nodes_to_submit(doubtful) == 1
     assert policy.price(0.010) > 2
+
+
+@pytest.mark.parametrize("slower", [1.0, 4.0])
+def test_where_everything_takes_longer_drafts_stay_as_they_are(slower: float) -> None:
+    policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.011, 8: 0.0135, 16: 0.018}))
+    proposal = replace(chain(0.8, 0.6, 0.5, 0.2, 0.1), draft_s=0.002 * slower)
+    nothing = np.zeros((0, 0), np.float32)
+    timings = Timings((0.002 + 1e-4) * slower, 0.0115 * slower, 1e-4 * slower)
+    for _ in range(200):
+        policy.observe(RoundTrace(proposal, Verdict((0, 1), 1), (), nothing, timings, None))
+    steady = DraftPolicy(PassCosts({2: 0.010, 4: 0.011, 8: 0.0135, 16: 0.018}))
+    for _ in range(200):
+        timings = Timings(0.0021, 0.0115, 1e-4)
+        trace = RoundTrace(replace(proposal, draft_s=0.002), Verdict((0, 1), 1), (), nothing,
+                           timings, None)  # fmt: skip
+        steady.observe(trace)
+    assert policy.price(0.003 * slower) == pytest.approx(steady.price(0.003), rel=1e-3)
+    assert policy.row_price == pytest.approx(steady.row_price, rel=1e-3)
+    assert policy.value(proposal) == pytest.approx(
+        steady.value(replace(proposal, draft_s=0.002)), rel=1e-3
+    )
+
+
+def test_one_pass_that_something_interrupted_changes_little() -> None:
+    policy = DraftPolicy(PassCosts({2: 0.010, 4: 0.014}))
+    nothing = np.zeros((0, 0), np.float32)
+
+    def observe(forward_s: float) -> None:
+        timings = Timings(1e-4, forward_s, 1e-4)
+        policy.observe(RoundTrace(chain(0.5), Verdict((), 1), (), nothing, timings, None))
+
+    for _ in range(50):
+        observe(0.010)
+    before = policy.price(0.001)
+    observe(3.0)
+    assert policy.price(0.001) > 0.9 * before
 
 
 def test_time_that_a_model_drafted_is_not_overhead() -> None:
