@@ -46,7 +46,7 @@ def acceptance_curriculum(
     if config.acceptance is None:
         return
     pool = new if config.acceptance == "joint" else recent
-    # So many lessons suffice, however short: each is at least one position.
+    # No more than the steps can use, since spelling takes time; short ones come several times.
     some = [pool[i] for i in rng.permutation(len(pool))[: config.acceptance_steps * _LESSONS]]
     spelled = [x.passage for lesson in some if (x := teacher.spell(lesson))]
     yield from _steps(cycle(spelled), config.acceptance_steps, config.positions)
