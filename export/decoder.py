@@ -100,8 +100,8 @@ def export_decoder(
 
     `context_length` is the most positions the rotary tables cover; `hidden_state` adds the output
     of that name, `acceptance_head` the output `acceptance` and `tree` the input `attention_bias`.
-    Weights stay views of the model's own
-    parameters until the graph is saved. Raises ExportError where the model cannot be exported.
+    Weights stay views of the model's own parameters until the graph is saved. Raises ExportError
+    where the model cannot be exported.
     """
     with TracedAttention(model, context_length) as traced, torch.no_grad():
         try:

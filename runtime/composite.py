@@ -86,7 +86,7 @@ class CompositeProposer(Proposer):
         if self.drafter is None:
             return self._chosen(best, committed)
         kind = bisect_right(_EXPECTED, 1 + sum(reached(self._corrected(best))))
-        if not self._is_worth_asking(kind, self.drafter.reading_s(committed)):
+        if not self._is_worth_asking(self.drafter, kind, committed):
             self._left_alone[kind] += 1
             return self._chosen(best, committed)
         drafted = self.drafter.propose(committed, budget)
@@ -120,11 +120,13 @@ class CompositeProposer(Proposer):
         if self.drafter is not None:
             yield self.drafter
 
-    def _is_worth_asking(self, kind: int, reading_s: float) -> bool:
-        """Whether to ask the model, which would have to read for so long first."""
+    def _is_worth_asking(self, drafter: Proposer, kind: int, committed: Sequence[int]) -> bool:
+        """Whether to ask the model, which may have to read first."""
         if self._policy.price(1.0) == 0:
             return True
-        reading = self._policy.price(reading_s)
+        if self._gains[kind] <= 0 and self._left_alone[kind] < self._patience[kind]:
+            return False
+        reading = self._policy.price(drafter.reading_s(committed))
         if self._gains[kind] > 0:
             # What seemed too long once is tried again in the end: that, too, was only measured.
             pays = self._gains[kind] > reading / self._usual_rounds

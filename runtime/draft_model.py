@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from time import perf_counter
 
 import numpy as np
@@ -62,9 +62,9 @@ class DraftModel(Proposer):
         self._translator = translator or Translator(vocab_map)
         self._unusable = np.flatnonzero(~self._translator.usable)
         self._policy = policy or DraftPolicy()
-        self._step_s = float("inf")  # the fastest of late
+        self._step_s = inf  # the fastest of late
         self._reading_s = 0.0  # spent on reading a prompt in this round
-        self._read_s: float | None = None  # of a piece of it, the fastest of late
+        self._read_s = inf  # of a piece of it, the fastest of late
         self._trees = trees
         self._target_vocab_size = target_vocab_size or vocab_map.spelling_start.size - 1
         self._drawing: DraftDrawing | None = None  # None: the likeliest tokens are drafted
@@ -130,7 +130,7 @@ class DraftModel(Proposer):
             pieces = pieces * len(self._context) // len(self._committed)
         if pieces > self._model.context_length:  # the newest half of it is read
             pieces = self._model.context_length // 2
-        piece_s = _READ_S if self._read_s is None else self._read_s
+        piece_s = self._read_s if self._read_s < inf else _READ_S
         return pieces * piece_s if pieces > _ROUND_PIECES else 0.0
 
     def use(self, model: LanguageModel) -> None:
@@ -187,10 +187,9 @@ class DraftModel(Proposer):
             row = self._forward([chosen.piece])
 
     def _likeliest(self, row: FloatArray) -> Choice:
-        piece = int(row.argmax())
-        accepted = self._acceptance(piece)
-        if accepted is not None and not self._trees:
-            return Choice(piece, accepted)
+        judged = self._judged(row)
+        if judged is not None and not self._trees:
+            return judged
         row[self._unusable] = -np.inf
         piece = int(row.argmax())
         odds = np.exp(row - row[piece])
@@ -200,17 +199,20 @@ class DraftModel(Proposer):
         odds[piece] = 0.0
         rival = int(odds.argmax())
         # What is left over by the head, too, is shared as the drafter shares it.
-        probability = own if accepted is None else accepted
+        probability = judged.probability if judged is not None else own
         share = float(odds[rival]) / max(float(odds.sum()), _LEAST)
         return Choice(piece, probability, rival=(rival, (1 - probability) * share))
 
-    def _acceptance(self, piece: int) -> float | None:
-        """Return what a head says of the row's likeliest piece; None where there is no head."""
-        told = self._model.acceptance
-        if told is None or not self._translator.usable[piece]:  # it speaks of no other piece
+    def _judged(self, row: FloatArray) -> Choice | None:
+        """Return the row's likeliest piece with what a head says of it; None without a head, and
+        where it says nothing of use.
+        """
+        if (told := self._model.acceptance) is None:
             return None
-        acceptance = float(told[-1])
-        return acceptance if 0 <= acceptance <= 1 else None  # NaN is no probability
+        piece, acceptance = int(row.argmax()), float(told[-1])
+        # It speaks of this piece and of no other; NaN is no probability.
+        is_of_use = self._translator.usable[piece] and 0 <= acceptance <= 1
+        return Choice(piece, acceptance) if is_of_use else None
 
     def _is_enough(self, pieces: Sequence[int], probs: Sequence[float], budget: int) -> bool:
         if len(pieces) < budget and self._policy.wants_more(prod(probs), self._step_s):
@@ -246,8 +248,7 @@ class DraftModel(Proposer):
         if len(wanted) - kept > _ROUND_PIECES:
             self._reading_s = perf_counter() - started
             piece_s = self._reading_s / (len(wanted) - 1 - kept)
-            before = piece_s if self._read_s is None else self._read_s * _SLOWING
-            self._read_s = min(piece_s, before)
+            self._read_s = min(piece_s, self._read_s * _SLOWING)
         return self._forward(wanted[-1:])
 
     def _forward(self, pieces: list[int]) -> FloatArray:

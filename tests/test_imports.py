@@ -24,6 +24,7 @@ ONLINE_TRAINER = {
     "learner_config",
     "lesson",
     "online",
+    "reliability",
     "rounds",
     "step_graph",
     "student",

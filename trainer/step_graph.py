@@ -22,6 +22,7 @@ from edgedraft.runtime.ort_session import SessionConfig, onnxruntime, open_sessi
 from edgedraft.runtime.training_files import TrainingFiles
 
 from .errors import TrainError
+from .reliability import brier
 
 # Bounds of one pass; a longer passage gets one of its own.
 _PIECES = 512
@@ -78,10 +79,10 @@ class Prediction:
 
     @property
     def brier(self) -> float | None:
-        """The mean square that the acceptance head is off; None where there is none."""
+        """The Brier score of the acceptance head; None where there is none."""
         if self.acceptance is None:
             return None
-        return float(np.square(self.acceptance - self.hit).mean())
+        return brier(self.acceptance, self.hit)
 
 
 class StepGraph:
@@ -135,7 +136,7 @@ class StepGraph:
         for group in passes(passages):
             outputs = ["hit", "acceptance", *mean.outputs]
             hit, said, *gradients = self._run(self._evaluation, outputs, self._feeds(group, lora))
-            mean.add(float(np.square(said - hit).mean()), len(hit), gradients)
+            mean.add(brier(said, hit), len(hit), gradients)
         return mean.gradients()
 
     def predictions(self, passages: Sequence[Passage], lora: Lora | None) -> list[Prediction]:

@@ -69,6 +69,18 @@ def scored_as(monkeypatch: pytest.MonkeyPatch, more: Callable[[], int]) -> None:
     monkeypatch.setattr(online, "compare", lambda *_: Comparison(40, 20 + more(), 20))
 
 
+def break_gradients(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let what a method of the graph returns have a number that is not finite."""
+    gradients = getattr(StepGraph, name)
+
+    def broken(self: StepGraph, *args: Any) -> Any:
+        found = gradients(self, *args)
+        next(iter(found.tensors.values()))[0, 0] = np.nan
+        return found
+
+    monkeypatch.setattr(StepGraph, name, broken)
+
+
 def active(folder: Path) -> Lora | None:
     adapter = tiny_store(folder, tiny_training_files(folder / "drafter")).active()
     return adapter.lora if adapter else None
@@ -255,14 +267,7 @@ def test_an_update_with_a_number_that_is_not_finite_changes_nothing(
     teach(learner, requests(16))
     student = learner._student
     assert student is not None
-    gradients = StepGraph.gradients
-
-    def broken(self: StepGraph, *args: Any) -> Any:
-        found = gradients(self, *args)
-        next(iter(found.tensors.values()))[0, 0] = np.nan
-        return found
-
-    monkeypatch.setattr(StepGraph, "gradients", broken)
+    break_gradients(monkeypatch, "gradients")
     teach(learner, requests(QUICK.update_every))
     assert learner.stats.discarded == 1
     in_use = active(tmp_path)
@@ -378,14 +383,7 @@ def test_an_acceptance_head_learns_what_becomes_of_drafts(tmp_path: Path, kind: 
 def test_a_head_that_is_lost_takes_nothing_of_the_drafter_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gradients = StepGraph.acceptance_gradients
-
-    def broken(self: StepGraph, *args: Any) -> Any:
-        found = gradients(self, *args)
-        next(iter(found.tensors.values()))[0, 0] = np.nan
-        return found
-
-    monkeypatch.setattr(StepGraph, "acceptance_gradients", broken)
+    break_gradients(monkeypatch, "acceptance_gradients")
     learner = tiny_learner(tmp_path)
     teach(learner, requests(24))
     learned = active(tmp_path)
