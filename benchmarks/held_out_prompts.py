@@ -1,6 +1,7 @@
 """Write the prompts that drafters are measured on: rows that no drafter was trained on.
 
-    python benchmarks/held_out_prompts.py --data ../shared/data --out FILE.jsonl [--per-group 100]
+    python benchmarks/held_out_prompts.py --data ../shared/data --out FILE.jsonl [--per-group 100] \
+        [--without SET ...]
 
 Four groups, each half from one set and half from another where it has two, spread evenly over the
 set: maths (GSM8K test), code (HumanEval, MBPP test), chat (MT-bench, Self-Instruct's user-oriented
@@ -44,9 +45,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--per-group", type=int, default=100, metavar="N")
+    sets = [name for names in _GROUPS.values() for name in names]
+    parser.add_argument("--without", nargs="+", choices=sets, default=[], help="leave sets out")
     args = parser.parse_args()
     lines = []
-    for group, names in _GROUPS.items():
+    for group, every_name in _GROUPS.items():
+        names = [name for name in every_name if name not in args.without]
         for name in names:
             prompts = [
                 p for p in load_prompts([str(args.data / f"{name}.jsonl")]) if is_held_out(p)
