@@ -25,6 +25,8 @@ class LearnerConfig:
     modules: tuple[str, ...] | None = None  # None: all that the drafter's folder names
     update_every: int = 3  # lessons
     steps: int = 5  # of the optimiser, in one update
+    # Steps on what was learned before, for every update, when there is nothing new to learn from.
+    rehearsal_steps: int = 7
     positions: int = 128  # predicted pieces in one step
     acceptance: Acceptance | None = "joint"  # None: the head stays as it was shipped
     acceptance_steps: int = 3  # of the head, in one update
@@ -43,4 +45,5 @@ class LearnerStats:
     discarded: int = 0  # updates with a number that is not finite
     begun_anew: int = 0  # students that were given up
     cpu_s: float = 0.0
+    slowest_s: float = 0.0  # of CPU, of one update or rehearsal
     losses: list[float] = field(default_factory=list)  # of the last update's steps
