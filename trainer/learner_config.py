@@ -45,5 +45,4 @@ class LearnerStats:
     discarded: int = 0  # updates with a number that is not finite
     begun_anew: int = 0  # students that were given up
     cpu_s: float = 0.0
-    slowest_s: float = 0.0  # of CPU, of one update or rehearsal
     losses: list[float] = field(default_factory=list)  # of the last update's steps

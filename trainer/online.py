@@ -88,7 +88,6 @@ class OnlineLearner:
         self._fresh: list[Lesson] = []  # not yet learned from, oldest first
         self._owed = 0  # rehearsals
         self._update: Iterator[None] | None = None  # or a rehearsal
-        self._update_s = 0.0  # of CPU, so far
         self._graph: StepGraph | None = None  # opened when there is something to do
         self._resume()
 
@@ -140,13 +139,8 @@ class OnlineLearner:
                 self._update = self._update or self._due()
                 if self._update is None:
                     break
-                began = thread_time()
-                is_over = next(self._update, True)  # also one that raised is over
-                self._update_s += thread_time() - began
-                if is_over:
+                if next(self._update, True):  # also one that raised is over
                     self._update = None
-                    self.stats.slowest_s = max(self.stats.slowest_s, self._update_s)
-                    self._update_s = 0.0
                     self._save_student()
                     self._take_in()
         finally:
