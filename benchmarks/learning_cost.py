@@ -16,6 +16,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -29,6 +30,7 @@ from edgedraft.runtime.learning import Learn
 from edgedraft.runtime.prompt_files import BenchPrompt, load_prompts
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.state import write_atomic
+from edgedraft.trainer.online import OnlineLearner
 
 _SWAPS = 7
 
@@ -62,6 +64,9 @@ def update(engine: Engine, prompts: Sequence[BenchPrompt], config: DecodeConfig)
     swaps: list[float] = []
     with TemporaryDirectory() as kept:
         learner = subject.learner(Path(kept))
+        assert isinstance(learner, OnlineLearner)
+        # A rehearsal is another thing, as long as an update.
+        learner.config = replace(learner.config, rehearsal_steps=0)
         answers = list(answer(subject, prompts, config))
         for request in (x for x in answers if not isinstance(x, Skipped)):
             learner.add(request)

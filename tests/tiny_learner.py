@@ -10,6 +10,7 @@ Its target has the drafter's tokens and, behind them, tokens that are two of tho
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,15 @@ PIECES, TOKENS = 60, 80
 HEAD = "acceptance_head."  # begins the names of its weights and modules
 TARGET = "target"  # fingerprint of its ids
 QUICK = LearnerConfig(
-    optimizer=AdamW(learning_rate=0.02), rank=4, alpha=8.0, update_every=4, steps=6, positions=60
+    optimizer=AdamW(learning_rate=0.02),
+    rank=4,
+    alpha=8.0,
+    update_every=4,
+    steps=6,
+    positions=60,
+    rehearsal_steps=0,
 )
+REHEARSING = replace(QUICK, rehearsal_steps=5)
 
 
 def tiny_training_files(folder: Path, *, head: bool = True) -> TrainingFiles:

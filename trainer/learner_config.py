@@ -25,6 +25,8 @@ class LearnerConfig:
     modules: tuple[str, ...] | None = None  # None: all that the drafter's folder names
     update_every: int = 3  # lessons
     steps: int = 5  # of the optimiser, in one update
+    # Steps on what was learned before, for every update, when there is nothing new to learn from.
+    rehearsal_steps: int = 7
     positions: int = 128  # predicted pieces in one step
     acceptance: Acceptance | None = "joint"  # None: the head stays as it was shipped
     acceptance_steps: int = 3  # of the head, in one update

@@ -9,6 +9,10 @@ in use, the average of its latest states is the next generation. Then it learns,
 the new lessons and from older ones in turn. A student that does clearly worse for a long time
 begins anew.
 
+One pass over the lessons is not all that they can teach. So each update is owed a rehearsal, steps
+on what is kept, which is made when there is nothing new to learn from. What comes of it is asked by
+the next new lessons, like all that was learned.
+
 An update is a chain of short passes. It stops when a request begins, and goes on later. What ends
 with the program goes on with the next one (`student_file.py`), whatever is drawn included.
 """
@@ -17,7 +21,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -44,7 +49,8 @@ from .teacher import Teacher
 # Standard errors of the evidence. What has proved itself stays in use while nothing speaks against
 # it, and losing all that was learned takes more than not using it.
 _BETTER, _WORSE, _HOPELESS = 1.5, 1.0, 2.0
-_HEAD = 1  # what is drawn for the acceptance head is drawn apart
+_HEAD, _REHEARSAL = 1, 2  # what is drawn for these is drawn apart
+_MOST_OWED = 256  # rehearsals, after a time without rest
 LESSONS = "lessons.bin"  # in a target's folder of device state
 
 
@@ -80,7 +86,8 @@ class OnlineLearner:
         self._recorder: Recorder | None = None
         self._inbox: deque[Sequence[Lesson]] = deque()  # requests not yet in the buffer
         self._fresh: list[Lesson] = []  # not yet learned from, oldest first
-        self._update: Iterator[None] | None = None
+        self._owed = 0  # rehearsals
+        self._update: Iterator[None] | None = None  # or a rehearsal
         self._graph: StepGraph | None = None  # opened when there is something to do
         self._resume()
 
@@ -129,10 +136,9 @@ class OnlineLearner:
             self._graph.resume()  # an `interrupt` from now on ends the pass that it finds
         try:
             while not interrupted() and monotonic() < deadline:
+                self._update = self._update or self._due()
                 if self._update is None:
-                    if len(self._fresh) < self.config.update_every:
-                        break
-                    self._update = self._learn()
+                    break
                 if next(self._update, True):  # also one that raised is over
                     self._update = None
                     self._save_student()
@@ -160,16 +166,23 @@ class OnlineLearner:
         if self._update is not None:
             self._save_student()
 
+    def _following(self) -> int:
+        """Return the number of the first lesson that was not learned from."""
+        return self._fresh[0].number if self._fresh else self._buffer.count
+
     def _save_student(self) -> None:
         with self._lock:
-            following = self._fresh[0].number if self._fresh else self._buffer.count
-        self._file.write(Progress(following, self._student, self._evidence, self._generation))
+            following = self._following()
+        self._file.write(
+            Progress(following, self._student, self._evidence, self._generation, self._owed)
+        )
 
     def _resume(self) -> None:
         progress = self._file.read()
         self._follow_store()
         if self._generation == progress.generation:  # else another one was chosen meanwhile
             self._student, self._evidence = progress.student, progress.evidence
+            self._owed = progress.owed
         following = min(progress.next_lesson, self._buffer.count)  # the lessons may be lost
         self._fresh = [x for x in self._buffer.recent if x.number >= following]
 
@@ -180,8 +193,16 @@ class OnlineLearner:
                 self.stats.requests += 1
             self._fresh = self._fresh[-RECENT:]  # others are among the older ones
 
+    def _due(self) -> Iterator[None] | None:
+        """Return what is to be done next, if anything; whoever goes on with it may do so at any
+        later time.
+        """
+        if len(self._fresh) >= self.config.update_every:
+            return self._learn()
+        return self._rehearse() if self._owed else None
+
     def _learn(self) -> Iterator[None]:
-        """Make one update; whoever goes on with it may do so at any later time."""
+        """Make one update."""
         with self._lock:
             fresh = self._fresh[: self.config.update_every]
         self._follow_store()
@@ -191,11 +212,27 @@ class OnlineLearner:
         with self._lock:
             self._fresh = [x for x in self._fresh if x.number > fresh[-1].number]
         self.stats.losses = []
+        if self.config.rehearsal_steps:
+            self._owed = min(self._owed + 1, _MOST_OWED)
         # The head first: what the drafter has learned from, it drafts too well.
         steps = chain(
             (partial(self._judge, passages=x) for x in self._acceptance_curriculum(fresh)),
             (partial(self._step, passages=x) for x in self._curriculum(fresh)),
         )
+        yield from self._take(steps, student)
+
+    def _rehearse(self) -> Iterator[None]:
+        """Learn once more from lessons that were learned from."""
+        self._follow_store()  # which may leave nothing to rehearse
+        if self._student is not None and self._owed:
+            self._owed -= 1
+            steps = (partial(self._step, passages=x) for x in self._rehearsal())
+            yield from self._take(steps, self._student)
+
+    def _take(
+        self, steps: Iterable[Callable[[Student], Student | None]], student: Student
+    ) -> Iterator[None]:
+        """Let the student take these steps, unless it is lost in one."""
         for step in steps:
             after = yield from in_full(partial(step, student))
             if after is None:
@@ -262,11 +299,21 @@ class OnlineLearner:
         return acceptance_curriculum(fresh, recent, self._teacher, self.config, rng)
 
     def _curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
-        with self._lock:
-            kept = [*self._buffer.older, *self._buffer.recent]
-        old = [lesson for lesson in kept if lesson.number < fresh[0].number]
+        old = self._learned_before(fresh[0].number)
         rng = np.random.default_rng((self.config.seed, fresh[0].number))
         return curriculum(fresh, old, self._teacher, self.config, rng)
+
+    def _rehearsal(self) -> Iterator[list[Passage]]:
+        with self._lock:
+            following = self._following()
+        config = replace(self.config, steps=self.config.rehearsal_steps)
+        rng = np.random.default_rng((self.config.seed, following, self._owed, _REHEARSAL))
+        return curriculum((), self._learned_before(following), self._teacher, config, rng)
+
+    def _learned_before(self, number: int) -> list[Lesson]:
+        with self._lock:
+            kept = [*self._buffer.older, *self._buffer.recent]
+        return [lesson for lesson in kept if lesson.number < number]
 
     def _open_graph(self) -> StepGraph:
         if self._graph is None:
@@ -290,6 +337,7 @@ class OnlineLearner:
 
     def _begin_from(self, lora: Lora | None) -> None:
         self._student = Student(lora) if lora else None
+        self._owed = 0
         self._evidence.clear()
 
 

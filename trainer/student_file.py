@@ -23,7 +23,7 @@ from .adamw import AdamState
 from .evidence import Comparison, Evidence
 from .student import Student
 
-_FORMAT = {"format": "edgedraft-student", "format_version": 2}
+_FORMAT = {"format": "edgedraft-student", "format_version": 3}
 _SHIPPED = -1  # in the place of a generation
 _OPTIMIZERS = "drafter", "acceptance"  # of a student
 _ROWS = "means", "squares", "averages"  # of a state
@@ -39,6 +39,7 @@ class Progress:
     student: Student | None = None  # None: begins from nothing
     evidence: Evidence = field(default_factory=Evidence)  # about the student
     generation: int | None = None  # in use while it learns; None: the drafter as shipped
+    owed: int = 0  # rehearsals
 
 
 class StudentFile:
@@ -54,7 +55,7 @@ class StudentFile:
         """Replace what the file holds; raise `StateError` when the device refuses."""
         generation = _SHIPPED if progress.generation is None else progress.generation
         tables: Tables = {
-            "numbers": np.array([progress.next_lesson, generation], np.int64),
+            "numbers": np.array([progress.next_lesson, generation, progress.owed], np.int64),
             "evidence": np.array(progress.evidence.latest, np.int64).ravel(),
         }
         if student := progress.student:
@@ -80,13 +81,14 @@ class StudentFile:
         except StateError as error:
             _log.warning("%s", error)
             return Progress()
-        next_lesson, generation = tables["numbers"].tolist()
+        next_lesson, generation, owed = tables["numbers"].tolist()
         rows = tables["evidence"].reshape(-1, len(Comparison._fields)).tolist()
         return Progress(
             next_lesson,
             self._student(tables) if "tensors" in tables else None,
             Evidence(Comparison(*row) for row in rows),
             None if generation == _SHIPPED else generation,
+            owed,
         )
 
     def _student(self, tables: Tables) -> Student:

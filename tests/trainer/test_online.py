@@ -30,6 +30,7 @@ from edgedraft.trainer.step_graph import Interrupted, StepGraph
 from tiny_learner import (
     HEAD,
     QUICK,
+    REHEARSING,
     TARGET,
     TOKENS,
     requests,
@@ -278,11 +279,11 @@ def test_an_update_with_a_number_that_is_not_finite_changes_nothing(
     assert learner.stats.discarded == 1 and not same(active(tmp_path), in_use)
 
 
-def test_an_update_that_is_interrupted_between_and_inside_its_passes_ends_as_if_it_had_not_been(
+def test_what_is_interrupted_between_and_inside_its_passes_ends_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teach(tiny_learner(tmp_path / "whole"), requests(16))
-    learner = tiny_learner(tmp_path / "parts")
+    teach(tiny_learner(tmp_path / "whole", REHEARSING), requests(16))
+    learner = tiny_learner(tmp_path / "parts", REHEARSING)
     run, rng = StepGraph._run, np.random.default_rng(0)
     asked = threading.Event()
 
@@ -304,6 +305,67 @@ def test_an_update_that_is_interrupted_between_and_inside_its_passes_ends_as_if_
     assert stops > 10
     whole = active(tmp_path / "whole")
     assert whole is not None and same(active(tmp_path / "parts"), whole)
+
+
+def test_what_was_learned_once_is_rehearsed_when_there_is_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path, REHEARSING)
+    heard: list[tuple[list[int], set[int]]] = []
+
+    def taught(new: Sequence[Lesson], old: Sequence[Lesson], *args: Any) -> Any:
+        heard.append(([x.number for x in new], {x.number for x in old}))
+        return curriculum(new, old, *args)
+
+    monkeypatch.setattr(online, "curriculum", taught)
+    for request in requests(3 * QUICK.update_every + 1):
+        learner.add(request)
+    learner.work(FOREVER, never)
+    news = [numbers for numbers, _ in heard]
+    assert news == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [], [], []]
+    assert [old for _, old in heard[3:]] == [set(range(12))] * 3  # not 12, which is new
+    assert learner.stats.steps == 3 * (REHEARSING.steps + REHEARSING.rehearsal_steps)
+    assert not learner.work(FOREVER, never) and len(heard) == 6
+
+
+def test_rehearsals_make_the_same_requests_teach_more(tmp_path: Path) -> None:
+    teach(tiny_learner(tmp_path / "once"), requests(24))
+    teach(tiny_learner(tmp_path / "rehearsed", REHEARSING), requests(24))
+    once, rehearsed = (tokens_per_pass(tmp_path / x) for x in ("once", "rehearsed"))
+    assert rehearsed > 1.4 * once
+
+
+def test_what_was_rehearsed_is_not_used_before_new_requests_are_asked(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path, REHEARSING)
+    teach(learner, requests(40))
+    in_use, student = active(tmp_path), learner._student
+    learner._owed = 2
+    assert not learner.work(FOREVER, never)
+    rehearsed = learner._student
+    assert student is not None and rehearsed is not None
+    assert rehearsed.optimizer.count == student.optimizer.count + 2 * REHEARSING.rehearsal_steps
+    assert same(active(tmp_path), in_use)
+    teach(learner, requests(QUICK.update_every))
+    assert same(active(tmp_path), rehearsed.average)
+
+
+def test_rehearsals_are_owed_after_a_restart_but_not_to_a_student_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    learner = tiny_learner(tmp_path, REHEARSING)
+    teach(learner, requests(16))
+    for request in requests(2 * QUICK.update_every):
+        learner.add(request)
+    learner.work(FOREVER, lambda: learner._owed == 2 and learner._update is None)
+    learner.close()
+    again = tiny_learner(tmp_path, REHEARSING)
+    assert again._owed == 2
+    again.work(FOREVER, never)
+    assert again.stats.steps == 2 * REHEARSING.rehearsal_steps and again._owed == 0
+    again._owed = 2
+    tiny_store(tmp_path, tiny_training_files(tmp_path / "drafter")).use("none")
+    again.work(FOREVER, never)
+    assert again.stats.steps == 2 * REHEARSING.rehearsal_steps and again._owed == 0
 
 
 def test_work_ends_with_its_time(tmp_path: Path) -> None:
@@ -421,9 +483,9 @@ def test_what_was_learned_is_there_after_a_restart_and_goes_on(tmp_path: Path) -
 
 def test_a_learner_that_is_restarted_after_every_request_learns_the_same(tmp_path: Path) -> None:
     stream = requests(30)
-    teach(tiny_learner(tmp_path / "one"), stream)
+    teach(tiny_learner(tmp_path / "one", REHEARSING), stream)
     for request in stream:
-        learner = tiny_learner(tmp_path / "many")
+        learner = tiny_learner(tmp_path / "many", REHEARSING)
         learner.add(request)
         learner.work(FOREVER, never)
         learner.close()
@@ -493,8 +555,7 @@ def test_a_choice_that_was_made_elsewhere_is_where_learning_goes_on(tmp_path: Pa
 
 
 def _learn_for_ever(folder: Path) -> None:
-    learner = tiny_learner(folder)
-    teach(learner, requests(10_000))
+    teach(tiny_learner(folder, REHEARSING), requests(10_000))
 
 
 @pytest.fixture

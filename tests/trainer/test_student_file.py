@@ -44,7 +44,7 @@ def progress(steps: int = 7, head_steps: int = 3) -> Progress:
     lora = Lora(2, 0.5, arrays([*own, *head], 2, 0))
     student = Student(lora, state(own, steps), state(head, head_steps))
     evidence = Evidence([Comparison(40, 21, 20), Comparison(8, 3, 4)])
-    return Progress(12, student, evidence, 5)
+    return Progress(12, student, evidence, 5, 3)
 
 
 def same(one: Tensors, other: Tensors) -> bool:
@@ -57,7 +57,7 @@ def test_what_was_written_is_read_again(tmp_path: Path, steps: int, head_steps: 
     written = progress(steps, head_steps)
     student_file(tmp_path).write(written)
     read = student_file(tmp_path).read()
-    assert (read.next_lesson, read.generation) == (12, 5)
+    assert (read.next_lesson, read.generation, read.owed) == (12, 5, 3)
     assert read.evidence.latest == written.evidence.latest
     ours, theirs = written.student, read.student
     assert ours is not None and theirs is not None
@@ -74,7 +74,7 @@ def test_of_a_learner_that_has_not_begun_little_is_written(tmp_path: Path) -> No
     assert student_file(tmp_path).read() is not None
     student_file(tmp_path).write(Progress(3))
     read = student_file(tmp_path).read()
-    assert (read.next_lesson, read.student, read.generation) == (3, None, None)
+    assert (read.next_lesson, read.student, read.generation, read.owed) == (3, None, None, 0)
     assert read.evidence.latest == ()
 
 
