@@ -100,7 +100,7 @@ class Engine:
         drafters: Sequence[str | Path] | None = None,
         tree: bool = False,
         session: SessionConfig | None = None,
-        state_dir: Path | None = None,
+        state_dir: str | Path | None = None,
         keep: bool = True,
         learn: Learn = "off",
     ) -> Engine:
@@ -141,7 +141,7 @@ class Engine:
             return cls(target, tokenizer, None)
         state = None
         try:
-            directory = state_dir or default_state_dir()
+            directory = Path(state_dir) if state_dir else default_state_dir()
             state = DeviceState(directory, target_folder.fingerprint)
             plan = load_or_measure_plan(target, state)
         except StateError as error:
