@@ -133,7 +133,9 @@ class Learner(Protocol):
         ...
 
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
-        """Learn for so long at most; return whether the drafter is another one now."""
+        """Learn for so long at most; return whether the drafter is another one now. Then there may
+        be more to do.
+        """
         ...
 
     def interrupt(self) -> None:

@@ -166,7 +166,8 @@ class Learning:
         while not self._closed:
             finished = self._rested()
             if finished is not None:
-                self._work(float("inf"))
+                while self._work(float("inf")):
+                    pass  # what was learned is there for the next request: there may be more
                 if not self._is_wanted():
                     self._done = finished
 
@@ -189,13 +190,17 @@ class Learning:
         """Whether there is something else to do."""
         return self._asked or self._closed
 
-    def _work(self, seconds: float) -> None:
+    def _work(self, seconds: float) -> bool:
+        """Learn for so long at most; return whether the drafter is another one now."""
         with self._turn:
             if self._closed:
-                return
+                return False
             try:
-                if self.learner.work(seconds, self._is_wanted):
+                is_better = self.learner.work(seconds, self._is_wanted)
+                if is_better:
                     self._next = self._reopen()
+                return is_better
             except EdgeDraftError as error:
                 _log.warning("%s; nothing more is learned", error)
                 self._closed = True
+                return False

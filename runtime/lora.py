@@ -50,6 +50,15 @@ class Lora:
             tensors[name] = rng.normal(0, deviation, shape).astype(np.float32)
         return cls(rank, alpha, tensors)
 
+    def equals(self, other: Lora | None) -> bool:
+        """Whether another one adds the same, to the bit."""
+        return (
+            other is not None
+            and (self.rank, self.alpha) == (other.rank, other.alpha)
+            and self.tensors.keys() == other.tensors.keys()
+            and all(np.array_equal(x, other.tensors[name]) for name, x in self.tensors.items())
+        )
+
     @property
     def scale(self) -> float:
         """What B @ A is multiplied by."""

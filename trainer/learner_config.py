@@ -42,7 +42,6 @@ class LearnerStats:
     steps: int = 0
     accepted: int = 0  # generations that came into use
     rolled_back: int = 0  # times that one went out of use
-    discarded: int = 0  # updates with a number that is not finite
+    discarded: int = 0  # updates and rehearsals with a number that is not finite
     begun_anew: int = 0  # students that were given up
     cpu_s: float = 0.0
-    losses: list[float] = field(default_factory=list)  # of the last update's steps

@@ -10,8 +10,8 @@ the new lessons and from older ones in turn. A student that does clearly worse f
 begins anew.
 
 One pass over the lessons is not all that they can teach. So each update is owed a rehearsal, steps
-on what is kept, which is made when there is nothing new to learn from. What comes of it is asked by
-the next new lessons, like all that was learned.
+on what is kept, which is made when there is nothing new to learn from and what came of the update
+is in use. The next new lessons tell what came of the rehearsal.
 
 An update is a chain of short passes. It stops when a request begins, and goes on later. What ends
 with the program goes on with the next one (`student_file.py`), whatever is drawn included.
@@ -50,7 +50,9 @@ from .teacher import Teacher
 # it, and losing all that was learned takes more than not using it.
 _BETTER, _WORSE, _HOPELESS = 1.5, 1.0, 2.0
 _HEAD, _REHEARSAL = 1, 2  # what is drawn for these is drawn apart
-_MOST_OWED = 256  # rehearsals, after a time without rest
+# Rehearsals, after a time without rest: between two times that a student is asked it should not
+# become another one, and an average looks back on as many steps.
+_MOST_OWED = 16
 LESSONS = "lessons.bin"  # in a target's folder of device state
 
 
@@ -87,7 +89,7 @@ class OnlineLearner:
         self._inbox: deque[Sequence[Lesson]] = deque()  # requests not yet in the buffer
         self._fresh: list[Lesson] = []  # not yet learned from, oldest first
         self._owed = 0  # rehearsals
-        self._update: Iterator[None] | None = None  # or a rehearsal
+        self._begun: Iterator[None] | None = None  # an update or a rehearsal, not yet over
         self._graph: StepGraph | None = None  # opened when there is something to do
         self._resume()
 
@@ -125,7 +127,7 @@ class OnlineLearner:
 
     def work(self, seconds: float, interrupted: Callable[[], bool]) -> bool:
         """Learn until there is nothing to learn from, the time is over or something else is to be
-        done; return whether another adapter is to be used now.
+        done; return whether another adapter is to be used now. Then there may be more to do.
 
         Raises `StateError` when the device refuses, `TrainError` when onnxruntime does.
         """
@@ -136,11 +138,11 @@ class OnlineLearner:
             self._graph.resume()  # an `interrupt` from now on ends the pass that it finds
         try:
             while not interrupted() and monotonic() < deadline:
-                self._update = self._update or self._due()
-                if self._update is None:
+                self._begun = self._begun or self._due(self._generation != before)
+                if self._begun is None:
                     break
-                if next(self._update, True):  # also one that raised is over
-                    self._update = None
+                if next(self._begun, True):  # also one that raised is over
+                    self._begun = None
                     self._save_student()
                     self._take_in()
         finally:
@@ -163,7 +165,7 @@ class OnlineLearner:
         steps is. Nothing is learned afterwards.
         """
         self.save()
-        if self._update is not None:
+        if self._begun is not None:
             self._save_student()
 
     def _following(self) -> int:
@@ -180,8 +182,11 @@ class OnlineLearner:
     def _resume(self) -> None:
         progress = self._file.read()
         self._follow_store()
-        if self._generation == progress.generation:  # else another one was chosen meanwhile
-            self._student, self._evidence = progress.student, progress.evidence
+        student = progress.student
+        # What a kill kept from being written as well is the student's average.
+        is_own = student is not None and student.average.equals(self._active)
+        if is_own or self._generation == progress.generation:  # else another one was chosen
+            self._student, self._evidence = student, progress.evidence
             self._owed = progress.owed
         following = min(progress.next_lesson, self._buffer.count)  # the lessons may be lost
         self._fresh = [x for x in self._buffer.recent if x.number >= following]
@@ -193,13 +198,13 @@ class OnlineLearner:
                 self.stats.requests += 1
             self._fresh = self._fresh[-RECENT:]  # others are among the older ones
 
-    def _due(self) -> Iterator[None] | None:
-        """Return what is to be done next, if anything; whoever goes on with it may do so at any
-        later time.
+    def _due(self, is_awaited: bool) -> Iterator[None] | None:
+        """Return what is to be done next, if anything, while somebody waits for what is done or
+        not; whoever goes on with it may do so at any later time.
         """
         if len(self._fresh) >= self.config.update_every:
             return self._learn()
-        return self._rehearse() if self._owed else None
+        return self._rehearse() if self._owed and not is_awaited else None
 
     def _learn(self) -> Iterator[None]:
         """Make one update."""
@@ -211,7 +216,6 @@ class OnlineLearner:
         student = self._student or Student(self._untaught())
         with self._lock:
             self._fresh = [x for x in self._fresh if x.number > fresh[-1].number]
-        self.stats.losses = []
         if self.config.rehearsal_steps:
             self._owed = min(self._owed + 1, _MOST_OWED)
         # The head first: what the drafter has learned from, it drafts too well.
@@ -223,9 +227,9 @@ class OnlineLearner:
 
     def _rehearse(self) -> Iterator[None]:
         """Learn once more from lessons that were learned from."""
-        self._follow_store()  # which may leave nothing to rehearse
-        if self._student is not None and self._owed:
-            self._owed -= 1
+        self._owed -= 1
+        self._follow_store()
+        if self._student is not None:
             steps = (partial(self._step, passages=x) for x in self._rehearsal())
             yield from self._take(steps, self._student)
 
@@ -258,6 +262,7 @@ class OnlineLearner:
             self._store.use(SHIPPED)
             self._active = self._generation = None
             self.stats.rolled_back += 1
+            self._save_student()  # or, after a kill, it would be somebody else's choice
         else:
             self._use(average)
         if self._evidence.is_full and self._evidence.is_worse(_HOPELESS):
@@ -280,7 +285,6 @@ class OnlineLearner:
         after = student.after(gradients.tensors, self.config.optimizer)
         if after is not None:
             self.stats.steps += 1
-            self.stats.losses.append(gradients.loss)
         return after
 
     def _judge(self, student: Student, passages: Sequence[Passage]) -> Student | None:

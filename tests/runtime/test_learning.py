@@ -67,7 +67,8 @@ class FakeLearner:
             time.sleep(1e-3)
         self.working.clear()
         self.stopped.set()
-        return self.is_better
+        is_better, self.is_better = self.is_better, False
+        return is_better
 
     def interrupt(self) -> None:
         self.heard.append("interrupt")

@@ -23,7 +23,7 @@ from edgedraft.runtime.lora import Lora
 from edgedraft.trainer import online
 from edgedraft.trainer.curriculum import curriculum
 from edgedraft.trainer.evidence import REMEMBERED, Comparison, Evidence, compare
-from edgedraft.trainer.learner_config import Acceptance
+from edgedraft.trainer.learner_config import Acceptance, LearnerConfig
 from edgedraft.trainer.lesson import Lesson
 from edgedraft.trainer.online import OnlineLearner
 from edgedraft.trainer.step_graph import Interrupted, StepGraph
@@ -88,9 +88,13 @@ def active(folder: Path) -> Lora | None:
 
 
 def same(one: Lora | None, other: Lora | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return all(np.array_equal(x, other.tensors[name]) for name, x in one.tensors.items())
+    return other is None if one is None else one.equals(other)
+
+
+def pay(learner: OnlineLearner) -> None:
+    """Let it do all that there is to do."""
+    while learner.work(FOREVER, never):
+        pass
 
 
 def test_a_stream_of_one_kind_is_drafted_better_and_better(tmp_path: Path) -> None:
@@ -105,10 +109,11 @@ def test_a_stream_of_one_kind_is_drafted_better_and_better(tmp_path: Path) -> No
     assert learner.stats.accepted > 5 and learner.stats.requests == 120
 
 
+@pytest.mark.parametrize("config", [QUICK, REHEARSING])
 def test_after_a_change_of_task_it_recovers_and_is_never_far_under_the_drafter_as_shipped(
-    tmp_path: Path,
+    tmp_path: Path, config: LearnerConfig
 ) -> None:
-    learner = tiny_learner(tmp_path)
+    learner = tiny_learner(tmp_path, config)
     teach(learner, requests(80))
     assert tokens_per_pass(tmp_path, 7) > 2
     shipped = tokens_per_pass(tmp_path / "untaught", 29)
@@ -181,10 +186,11 @@ def test_every_lesson_is_asked_before_it_is_learned_from_and_never_again(
     assert len(heard) == len(set(heard)) == len(first) + 2 * len(later)
 
 
+@pytest.mark.parametrize("config", [QUICK, REHEARSING])
 def test_an_adapter_that_does_worse_than_none_is_taken_out_of_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: LearnerConfig
 ) -> None:
-    learner = tiny_learner(tmp_path)
+    learner = tiny_learner(tmp_path, config)
     teach(learner, requests(16))
     assert active(tmp_path) is not None
     scored_as(monkeypatch, lambda: 10)
@@ -219,17 +225,19 @@ def test_a_student_out_of_use_goes_on_learning_and_comes_back_when_it_does_bette
     assert learner.stats.steps == steps + updates * QUICK.steps
 
 
+@pytest.mark.parametrize("config", [QUICK, REHEARSING])
 def test_a_student_that_does_worse_for_long_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: LearnerConfig
 ) -> None:
-    learner = tiny_learner(tmp_path)
+    learner = tiny_learner(tmp_path, config)
     scored_as(monkeypatch, lambda: 1)
     teach(learner, requests(REMEMBERED))
     assert learner.stats.begun_anew == 0
     teach(learner, requests(QUICK.update_every))
     student = learner._student
     assert learner.stats.begun_anew == 1
-    assert student is not None and student.optimizer.count == QUICK.steps
+    assert student is not None
+    assert student.optimizer.count == config.steps + config.rehearsal_steps
     assert active(tmp_path) is None and learner.stats.accepted == 0
 
 
@@ -246,10 +254,11 @@ def test_what_is_used_is_the_average_that_was_asked_and_learning_goes_on_from_th
     assert after.optimizer.count == student.optimizer.count + QUICK.steps
 
 
+@pytest.mark.parametrize("config", [QUICK, REHEARSING])
 def test_an_adapter_that_does_a_little_worse_for_a_long_time_is_taken_out_of_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: LearnerConfig
 ) -> None:
-    learner = tiny_learner(tmp_path)
+    learner = tiny_learner(tmp_path, config)
     teach(learner, requests(16))
     turns = iter(range(1000))
     # Too little to be seen in one update's requests: two lessons worse for every one better.
@@ -261,11 +270,13 @@ def test_an_adapter_that_does_a_little_worse_for_a_long_time_is_taken_out_of_use
     assert 1 < updates < 40
 
 
+@pytest.mark.parametrize("config", [QUICK, REHEARSING])
 def test_an_update_with_a_number_that_is_not_finite_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: LearnerConfig
 ) -> None:
-    learner = tiny_learner(tmp_path)
+    learner = tiny_learner(tmp_path, config)
     teach(learner, requests(16))
+    pay(learner)
     student = learner._student
     assert student is not None
     break_gradients(monkeypatch, "gradients")
@@ -320,7 +331,7 @@ def test_what_was_learned_once_is_rehearsed_when_there_is_nothing_new(
     monkeypatch.setattr(online, "curriculum", taught)
     for request in requests(3 * QUICK.update_every + 1):
         learner.add(request)
-    learner.work(FOREVER, never)
+    pay(learner)
     news = [numbers for numbers, _ in heard]
     assert news == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [], [], []]
     assert [old for _, old in heard[3:]] == [set(range(12))] * 3  # not 12, which is new
@@ -338,6 +349,7 @@ def test_rehearsals_make_the_same_requests_teach_more(tmp_path: Path) -> None:
 def test_what_was_rehearsed_is_not_used_before_new_requests_are_asked(tmp_path: Path) -> None:
     learner = tiny_learner(tmp_path, REHEARSING)
     teach(learner, requests(40))
+    pay(learner)
     in_use, student = active(tmp_path), learner._student
     learner._owed = 2
     assert not learner.work(FOREVER, never)
@@ -349,23 +361,85 @@ def test_what_was_rehearsed_is_not_used_before_new_requests_are_asked(tmp_path: 
     assert same(active(tmp_path), rehearsed.average)
 
 
-def test_rehearsals_are_owed_after_a_restart_but_not_to_a_student_that_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_what_is_learned_is_there_to_be_used_before_it_is_rehearsed(tmp_path: Path) -> None:
     learner = tiny_learner(tmp_path, REHEARSING)
-    teach(learner, requests(16))
+    teach(learner, requests(40))
+    pay(learner)
+    before = learner.stats.steps
     for request in requests(2 * QUICK.update_every):
         learner.add(request)
-    learner.work(FOREVER, lambda: learner._owed == 2 and learner._update is None)
-    learner.close()
-    again = tiny_learner(tmp_path, REHEARSING)
-    assert again._owed == 2
-    again.work(FOREVER, never)
-    assert again.stats.steps == 2 * REHEARSING.rehearsal_steps and again._owed == 0
-    again._owed = 2
-    tiny_store(tmp_path, tiny_training_files(tmp_path / "drafter")).use("none")
-    again.work(FOREVER, never)
-    assert again.stats.steps == 2 * REHEARSING.rehearsal_steps and again._owed == 0
+    assert learner.work(FOREVER, never)
+    assert learner.stats.steps == before + 2 * REHEARSING.steps
+    assert not learner.work(FOREVER, never)
+    assert learner.stats.steps == before + 2 * (REHEARSING.steps + REHEARSING.rehearsal_steps)
+
+
+def test_a_rehearsal_with_a_number_that_is_not_finite_is_lost_and_the_rest_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path, REHEARSING)
+    teach(learner, requests(40))
+    pay(learner)
+    learner._owed, in_use = 3, active(tmp_path)
+    break_gradients(monkeypatch, "gradients")
+    assert not learner.work(FOREVER, never)
+    assert (learner.stats.discarded, learner._owed) == (1, 0)
+    assert learner._student is not None and same(learner._student.lora, in_use)
+
+
+def test_rehearsals_are_owed_after_a_restart_as_without_one(tmp_path: Path) -> None:
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        teach(tiny_learner(folder, REHEARSING), requests(40))
+    learners = {x: tiny_learner(tmp_path / x, REHEARSING) for x in ("one", "two")}
+    for learner in learners.values():
+        pay(learner)
+        for request in requests(2 * QUICK.update_every):
+            learner.add(request)
+        learner.work(FOREVER, never)
+        assert learner._owed == 2
+    learners["two"].close()
+    learners["two"] = tiny_learner(tmp_path / "two", REHEARSING)
+    for learner in learners.values():
+        pay(learner)
+        assert learner._owed == 0
+    one, two = (x._student for x in learners.values())
+    assert one is not None and two is not None
+    assert one.lora.equals(two.lora) and one.average.equals(two.average)
+
+
+def test_nothing_is_owed_to_a_student_that_is_gone_or_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path / "gone", REHEARSING)
+    teach(learner, requests(40))
+    steps, learner._owed = learner.stats.steps, 2
+    tiny_store(tmp_path / "gone", tiny_training_files(tmp_path / "gone" / "drafter")).use("none")
+    pay(learner)
+    assert (learner.stats.steps, learner._owed) == (steps, 0)
+
+    def request_comes(self: StepGraph, *args: Any) -> Any:
+        raise Interrupted
+
+    cut = tiny_learner(tmp_path / "cut", REHEARSING)
+    for request in requests(QUICK.update_every):
+        cut.add(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(StepGraph, "_run", request_comes)
+        cut.work(FOREVER, lambda: cut._begun is not None)
+    cut.close()
+    again = tiny_learner(tmp_path / "cut", REHEARSING)
+    turns = iter(range(100))
+    again.work(FOREVER, lambda: next(turns) > 50)
+    assert (again._student, again._owed) == (None, 0) and next(turns) < 10
+
+
+def test_no_more_rehearsals_are_owed_than_leave_a_student_what_it_is(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path, REHEARSING)
+    for request in requests(20 * QUICK.update_every):
+        learner.add(request)
+        learner.work(FOREVER, lambda: not learner._fresh and learner._begun is None)
+    assert 0 < learner._owed < 20
+    assert learner._owed * 7 <= 120  # about what an average looks back on
 
 
 def test_work_ends_with_its_time(tmp_path: Path) -> None:
@@ -508,6 +582,30 @@ def test_of_an_update_that_the_end_of_the_program_cuts_only_the_rest_is_lost(
     assert again._student is not None and again._student.optimizer.count == before + 2
     assert again._evidence.latest == learner._evidence.latest
     assert not again._fresh
+
+
+def test_a_kill_between_what_is_used_and_what_is_still_learned_loses_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path)
+    teach(learner, requests(40))
+    student, accepted = learner._student, learner.stats.accepted
+    for request in requests(QUICK.update_every):
+        learner.add(request)
+    learner.work(FOREVER, lambda: learner.stats.accepted > accepted)
+    again = tiny_learner(tmp_path)
+    assert student is not None and again._student is not None
+    assert again._student.optimizer.count == student.optimizer.count
+    assert again._generation == learner._generation
+    scored_as(monkeypatch, lambda: 10)
+    for request in requests(3 * QUICK.update_every):
+        again.add(request)
+    again.work(FOREVER, lambda: again.stats.rolled_back > 0)
+    assert active(tmp_path) is None
+    after = tiny_learner(tmp_path)
+    assert after._student is not None and again._student is not None
+    assert after._student.optimizer.count == again._student.optimizer.count
+    assert after._evidence.latest == again._evidence.latest
 
 
 def test_without_what_it_had_learned_it_begins_from_what_is_in_use(
