@@ -1,27 +1,31 @@
-"""What an acceptance head adds to the time of a drafter's step.
+"""What an acceptance head adds to the time of a draft.
 
     python benchmarks/head_cost.py --target DIR --with DIR --without DIR --prompts FILE ... \
         --json FILE [--limit 40] [--drafts 24]
 
-Two exports of one drafter, with its head and without, draft eight pieces behind the same texts, one
-right after the other and in turn; whichever is first is second the next time. Drafts are of one
-length, so heads change nothing but their time. What a machine adds to it is never less than
-nothing: so of the drafts of one text, each of which is made several times, the fastest counts.
+Two exports of one drafter, with its head and without, draft eight pieces (and what is missing of
+the last token) behind the same texts, in turn; whichever is first is second the next time. Nothing
+but the budget ends a draft, so a head changes nothing but its time. What a machine adds to it is
+never less than nothing: so of the drafts of one text, each of which is made several times, the
+fastest counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 from edgedraft.runtime import Engine
 from edgedraft.runtime.config import SamplingConfig
+from edgedraft.runtime.errors import PromptError
 from edgedraft.runtime.interfaces import Proposer
 from edgedraft.runtime.learn_bench import Subject
-from edgedraft.runtime.prompt_files import load_prompts
+from edgedraft.runtime.prompt_files import BenchPrompt, load_prompts
 from edgedraft.runtime.provenance import describe_run
 from edgedraft.runtime.state import write_atomic
 
@@ -34,6 +38,13 @@ def open_drafter(target: str, folder: str) -> tuple[Engine, Proposer]:
     engine = subject.alone(subject.model())
     assert engine.proposer is not None
     return engine, engine.proposer
+
+
+def encoded(engine: Engine, prompts: Sequence[BenchPrompt]) -> Iterator[list[int]]:
+    """Yield the tokens of those prompts that the target has room for."""
+    for prompt in prompts:
+        with suppress(PromptError):
+            yield engine.encode(prompt.content)
 
 
 def seconds(drafter: Proposer, text: list[int]) -> float:
@@ -58,10 +69,9 @@ def main() -> None:
     names = "with", "without"
     folders = args.with_head, args.without
     engines, drafters = zip(*(open_drafter(args.target, x) for x in folders), strict=True)
-    prompts = load_prompts(args.prompts)[: args.limit]
+    texts = list(encoded(engines[0], load_prompts(args.prompts)[: args.limit]))
     fastest: dict[str, list[float]] = {name: [] for name in names}
-    for prompt in prompts:
-        text = engines[0].encode(prompt.content)
+    for text in texts:
         found: list[list[float]] = [[], []]
         for drafter in drafters:
             drafter.begin(SamplingConfig())
@@ -74,15 +84,15 @@ def main() -> None:
     document = {
         "fastest_draft_s": fastest,
         "with_over_without": {"median": median(ratios), "each": ratios},
-        "settings": {"pieces": _PIECES, "prompts": len(prompts), "drafts": args.drafts},
+        "settings": {"pieces": _PIECES, "texts": len(texts), "drafts": args.drafts},
         "provenance": describe_run(engines[0].target.folder, engines[0].target.config, 0),
     }
     write_atomic(args.json, json.dumps(document, indent=1).encode() + b"\n")
     low, high = sorted(ratios)[len(ratios) // 10], sorted(ratios)[-1 - len(ratios) // 10]
     print(
-        f"a step with the head over one without: {median(ratios):.3f} "
+        f"a draft with the head over one without: {median(ratios):.3f} "
         f"(a tenth each under {low:.3f} and over {high:.3f}), "
-        f"{1e3 * median(fastest['without']) / _PIECES:.3f} ms without"
+        f"{1e3 * median(fastest['without']):.2f} ms without"
     )
 
 

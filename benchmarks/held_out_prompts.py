@@ -3,9 +3,9 @@
     python benchmarks/held_out_prompts.py --data ../shared/data --out FILE.jsonl [--per-group 100] \
         [--without SET ...]
 
-Four groups, each half from one set and half from another where it has two, spread evenly over the
-set: maths (GSM8K test), code (HumanEval, MBPP test), chat (MT-bench, Self-Instruct's user-oriented
-instructions), summaries (SciTLDR test).
+Four groups, each half from one set and half from another where two of it are wanted, spread evenly
+over the set: maths (GSM8K test), code (HumanEval, MBPP test), chat (MT-bench, Self-Instruct's
+user-oriented instructions), summaries (SciTLDR test).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--without", nargs="+", choices=sets, default=[], help="leave sets out")
     args = parser.parse_args()
     lines = []
-    for group, every_name in _GROUPS.items():
-        names = [name for name in every_name if name not in args.without]
+    for group, all_names in _GROUPS.items():
+        names = [name for name in all_names if name not in args.without]
         for name in names:
             prompts = [
                 p for p in load_prompts([str(args.data / f"{name}.jsonl")]) if is_held_out(p)

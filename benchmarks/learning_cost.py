@@ -56,8 +56,8 @@ def block(args: argparse.Namespace, learn: Learn, plan: Path, prompts: list[list
 
 
 def update(engine: Engine, prompts: Sequence[BenchPrompt], config: DecodeConfig) -> dict[str, Any]:
-    """Let a learner take in the answers one by one, and open the drafter that comes of it; return
-    what both took.
+    """Let a learner take in the answers one by one, without rehearsals, and open the drafter that
+    comes of it; return what both took.
     """
     subject = Subject(engine)
     updates: list[dict[str, float]] = []
@@ -65,7 +65,7 @@ def update(engine: Engine, prompts: Sequence[BenchPrompt], config: DecodeConfig)
     with TemporaryDirectory() as kept:
         learner = subject.learner(Path(kept))
         assert isinstance(learner, OnlineLearner)
-        # A rehearsal is another thing, as long as an update.
+        # Updates only; a rehearsal takes about as long as one.
         learner.config = replace(learner.config, rehearsal_steps=0)
         answers = list(answer(subject, prompts, config))
         for request in (x for x in answers if not isinstance(x, Skipped)):

@@ -303,7 +303,7 @@ class OnlineLearner:
         return acceptance_curriculum(fresh, recent, self._teacher, self.config, rng)
 
     def _curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
-        old = self._learned_before(fresh[0].number)
+        old = self._kept_before(fresh[0].number)
         rng = np.random.default_rng((self.config.seed, fresh[0].number))
         return curriculum(fresh, old, self._teacher, self.config, rng)
 
@@ -312,9 +312,9 @@ class OnlineLearner:
             following = self._following()
         config = replace(self.config, steps=self.config.rehearsal_steps)
         rng = np.random.default_rng((self.config.seed, following, self._owed, _REHEARSAL))
-        return curriculum((), self._learned_before(following), self._teacher, config, rng)
+        return curriculum((), self._kept_before(following), self._teacher, config, rng)
 
-    def _learned_before(self, number: int) -> list[Lesson]:
+    def _kept_before(self, number: int) -> list[Lesson]:
         with self._lock:
             kept = [*self._buffer.older, *self._buffer.recent]
         return [lesson for lesson in kept if lesson.number < number]

@@ -256,8 +256,8 @@ def test_the_plan_is_measured_once_and_remembered(
     monkeypatch.setattr("edgedraft.runtime.plan.measure_plan", again)
     # A machine that is slower now was no slower then.
     monkeypatch.setattr("edgedraft.runtime.plan._fastest_s", lambda model: 9.0)
-    again = Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=str(tmp_path / "s"))
-    assert again.plan == first
+    reopened = Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=str(tmp_path / "s"))
+    assert reopened.plan == first
     with pytest.raises(AssertionError, match="measured again"):  # other threads, other costs
         Engine.open(tiny_folder(), session=SessionConfig(threads=2), state_dir=tmp_path / "s")
 
