@@ -177,6 +177,31 @@ def test_what_was_learned_is_used_from_the_next_request_on(
     assert drafter.used == ["first model"]
 
 
+def test_what_is_to_be_done_once_a_better_drafter_is_there_is_done(
+    learner: FakeLearner, drafter: FakeDrafter
+) -> None:
+    models: list[int] = []
+
+    def reopen() -> Any:
+        models.append(len(learner.seconds))
+        return models
+
+    learning = make_learning(learner, drafter)
+    learning._reopen = reopen
+    learner.is_better = True
+    learner.is_done.set()
+    try:
+        request(learning)
+        deadline = time.monotonic() + SOON_S
+        while len(learner.seconds) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert len(learner.seconds) == 2
+        assert models == [1]  # it was opened before the rest was done
+    finally:
+        learning.close()
+
+
 def test_always_works_behind_each_request_as_well_for_a_bounded_time(
     learner: FakeLearner, drafter: FakeDrafter
 ) -> None:
