@@ -183,9 +183,11 @@ class OnlineLearner:
         progress = self._file.read()
         self._follow_store()
         student = progress.student
-        # What a kill kept from being written as well is the student's average.
-        is_own = student is not None and student.average.equals(self._active)
-        if is_own or self._generation == progress.generation:  # else another one was chosen
+        is_own = self._generation == progress.generation
+        if not is_own and student is not None:
+            # A kill came between this file and the adapter, or somebody chose another one.
+            is_own = student.average.equals(self._active)
+        if is_own:
             self._student, self._evidence = student, progress.evidence
             self._owed = progress.owed
         following = min(progress.next_lesson, self._buffer.count)  # the lessons may be lost
