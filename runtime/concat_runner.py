@@ -35,11 +35,10 @@ class ConcatRunner:
         positions: Sequence[int],
         total: int,
         bias: FloatArray | None,
-        want_logits: bool,
+        wanted: range,
     ) -> FloatArray:
-        """Append the tokens so that the cache holds `total`; return logits, shape (rows, width).
-
-        Without `want_logits` only the last two rows are computed where the graph allows a choice.
+        """Append the tokens so that the cache holds `total`; return the logits of the rows that are
+        wanted, of all where the graph allows no choice, shape (rows, width).
         """
         assert bias is None, "a tree needs a graph with an attention bias"
         dtypes = self._contract.dtypes
@@ -50,8 +49,7 @@ class ConcatRunner:
         if self._contract.has("position_ids"):
             feeds["position_ids"] = np.array([positions], dtypes["position_ids"])
         if self._contract.has("logit_rows"):
-            first = 0 if want_logits else max(len(tokens) - 2, 0)
-            feeds["logit_rows"] = np.arange(first, len(tokens), dtype=dtypes["logit_rows"])
+            feeds["logit_rows"] = np.array(wanted, dtypes["logit_rows"])
         feeds.update(self._contract.switches())
         logits, *self.arrays = self._session.run(self._outputs, feeds)
         return np.asarray(logits[0], dtype=np.float32)

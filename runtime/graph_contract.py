@@ -70,10 +70,11 @@ class GraphContract:
     cache: tuple[CacheTensor, ...]
     logits_dtype: np.dtype[Any]
     acceptance: bool = False  # an output says how likely each row's likeliest token is accepted
-    logits_width: int = 0  # known after `probe`, like the two below
+    logits_width: int = 0  # known after `probe`, like all below
     in_place: bool = False  # past and present may share one buffer
     last_row_only: bool = False  # the other rows of a pass get no logits
     row_difference: float = 0.0  # what other rows change in a row's logits, relative to their range
+    lone_logits: bool = False  # a row's are the same bits when the row beside it gets none
 
     @property
     def obstacle(self) -> str | None:
@@ -206,7 +207,8 @@ def probe(session: Any, contract: GraphContract, where: str) -> GraphContract:
         return contract
     cache = empty(slots if in_place else 0)
     try:
-        contract = replace(contract, row_difference=_row_difference(session, contract, cache))
+        difference, lone_logits = _compare_rows(session, contract, cache)
+        contract = replace(contract, row_difference=difference, lone_logits=lone_logits)
     except Exception as error:
         raise FolderError(
             f"{where}: fails on twenty tokens ({' '.join(str(error).split())[:200]}); export it "
@@ -222,8 +224,12 @@ def probe(session: Any, contract: GraphContract, where: str) -> GraphContract:
     return contract
 
 
-def _row_difference(session: Any, contract: GraphContract, cache: list[npt.NDArray[Any]]) -> float:
-    """Compare rows of a wide pass with the same rows in other company, one after a rollback."""
+def _compare_rows(
+    session: Any, contract: GraphContract, cache: list[npt.NDArray[Any]]
+) -> tuple[float, bool]:
+    """Compare rows of a wide pass with the same rows in other company, one after a rollback; return
+    how much their logits differ, and whether they are the same when the company gets none.
+    """
     start, rows = 4, 16
     tokens = [(7 * i + 1) % contract.logits_width for i in range(start + rows + 1)]
 
@@ -233,11 +239,16 @@ def _row_difference(session: Any, contract: GraphContract, cache: list[npt.NDArr
     _, cache = _pass(session, contract, tokens[:start], 0, cache)
     wide, longer = _pass(session, contract, tokens[start : start + rows], start, cache)
     differences = []
+    lone_logits = contract.has("logit_rows")
     for row, past in ((0, cache), (rows // 2, longer)):
         at = start + row
-        pair, _ = _pass(session, contract, [tokens[at], tokens[-1]], at, cut(past, at))
+        tokens_of_two, before = [tokens[at], tokens[-1]], cut(past, at)
+        pair, _ = _pass(session, contract, tokens_of_two, at, before)
         differences.append(np.abs(pair[0, 0].astype(float) - wide[0, row]).max())
-    return float(max(differences) / max(np.ptp(wide.astype(float)), 1e-30))
+        if lone_logits:
+            lone, _ = _pass(session, contract, tokens_of_two, at, before, logit_rows=1)
+            lone_logits = np.array_equal(lone[0], pair[0, :1])
+    return float(max(differences) / max(np.ptp(wide.astype(float)), 1e-30)), lone_logits
 
 
 def _pass(
@@ -246,8 +257,11 @@ def _pass(
     tokens: Sequence[int],
     start: int,
     cache: Sequence[npt.NDArray[Any]],
+    logit_rows: int | None = None,
 ) -> tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]:
-    """Run tokens from position `start` on; return their logits and the caches after them."""
+    """Run tokens from position `start` on; return the logits of the first rows, by default of all,
+    and the caches after them.
+    """
     rows, total = len(tokens), start + len(tokens)
     values: dict[str, Any] = {
         "input_ids": [tokens],
@@ -256,7 +270,7 @@ def _pass(
         "seqlens_k": [total - 1],
         "total_sequence_length": total,
         "attention_bias": np.zeros((1, 1, rows, total)),
-        "logit_rows": range(rows),
+        "logit_rows": range(rows if logit_rows is None else logit_rows),
     }
     feeds = {n: np.array(v, contract.dtypes[n]) for n, v in values.items() if contract.has(n)}
     feeds |= {t.past: array for t, array in zip(contract.cache, cache, strict=True)}

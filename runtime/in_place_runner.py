@@ -32,7 +32,7 @@ _REUSED_ROWS = 16  # prefill shapes vary: keeping their buffers would hold megab
 
 @dataclass(slots=True)
 class _Binding:
-    """The buffers of passes with one row count."""
+    """The buffers of passes with as many rows, of which the same have logits."""
 
     io: Any
     inputs: dict[str, npt.NDArray[Any]]  # written in place before a pass
@@ -50,7 +50,7 @@ class InPlaceRunner:
         self._capacity = 0
         self.arrays: list[npt.NDArray[Any]] = []  # (1, heads, capacity, head size) each
         self._values: list[Any] = []  # OrtValues over the same memory
-        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._bindings: dict[tuple[int, range], _Binding] = {}
         # One buffer for all row counts: it is as long as sixteen vocabularies.
         shape = (1, _REUSED_ROWS, contract.logits_width)
         self._logits = np.empty(shape, contract.logits_dtype)
@@ -63,21 +63,18 @@ class InPlaceRunner:
         positions: Sequence[int],
         total: int,
         bias: FloatArray | None,
-        want_logits: bool,
+        wanted: range,
     ) -> FloatArray:
-        """Append the tokens so that the cache holds `total`; return logits, shape (rows, width).
-
-        Without `want_logits` only the last two rows are computed where the graph allows a choice:
-        none would be no MatMul, one would take other kernels.
+        """Append the tokens so that the cache holds `total`; return the logits of the rows that are
+        wanted, of all where the graph allows no choice, shape (rows, width).
         """
         self._reserve(total)
         rows = len(tokens)
-        logit_rows = rows
         if self._contract.last_row_only:
-            logit_rows = 1
-        elif self._contract.has("logit_rows") and not want_logits:
-            logit_rows = min(2, rows)
-        binding = self._bindings.get((rows, logit_rows)) or self._bind(rows, logit_rows)
+            wanted = range(rows - 1, rows)
+        elif not self._contract.has("logit_rows"):
+            wanted = range(rows)
+        binding = self._bindings.get((rows, wanted)) or self._bind(rows, wanted)
         inputs = binding.inputs
         inputs["input_ids"][0] = tokens
         if "position_ids" in inputs:
@@ -113,7 +110,8 @@ class InPlaceRunner:
                 self.arrays.append(array)
                 self._values.append(from_numpy(array))
 
-    def _bind(self, rows: int, logit_rows: int) -> _Binding:
+    def _bind(self, rows: int, wanted: range) -> _Binding:
+        logit_rows = len(wanted)
         contract, from_numpy = self._contract, onnxruntime().OrtValue.ortvalue_from_numpy
         io = self._session.io_binding()
         inputs: dict[str, npt.NDArray[Any]] = {}
@@ -129,7 +127,7 @@ class InPlaceRunner:
                 inputs[name] = np.zeros(shape, contract.dtypes[name])
                 io.bind_ortvalue_input(name, from_numpy(inputs[name]))
         if "logit_rows" in inputs:
-            inputs["logit_rows"][:] = np.arange(rows - logit_rows, rows)
+            inputs["logit_rows"][:] = wanted
         for name, value in contract.switches().items():
             io.bind_cpu_input(name, value)
         logits = self._logits[:, :logit_rows]
@@ -144,7 +142,7 @@ class InPlaceRunner:
             io.bind_ortvalue_output(tensor.present, value)
         binding = _Binding(io, inputs, logits[0], acceptance)
         if rows <= _REUSED_ROWS:
-            self._bindings[rows, logit_rows] = binding
+            self._bindings[rows, wanted] = binding
         return binding
 
 

@@ -3,8 +3,9 @@
 A pass never carries a single row, because a single row takes other kernels and so other roundings:
 rows of one pass are bit-identical for every row count from 2 to `VERIFY_ROWS`, whatever the other
 rows hold (docs/decisions.md). A lone token gets a dummy companion, whose cache slot the next pass
-overwrites. So does the last token of a prefill that would be alone in its tile of the attention
-kernel: then a prompt has the same bits in the cache whatever pieces it was computed in.
+overwrites and whose logits are left out where that changes no bit of the token's. So does the last
+token of a prefill that would be alone in its tile of the attention kernel: then a prompt has the
+same bits in the cache whatever pieces it was computed in.
 
 Where heads are wide (`GraphContract.changes_order`), a pass ends where a lone token's would change
 its order of summation, too.
@@ -73,6 +74,7 @@ class OnnxModel:
         self.obstacle = contract.obstacle  # why no draft can be verified; None where it can
         self._max_rows = VERIFY_ROWS if contract.every_row else 1
         self._changes_order = contract.changes_order
+        self._lone_logits = contract.lone_logits
         self._supports_trees = contract.in_place and contract.has("attention_bias")
         self._length = 0
         self._acceptance: FloatArray | None = None
@@ -169,7 +171,10 @@ class OnnxModel:
             depths, bias = _tree_mask(parents, start, rows)
             positions[:count] = [start + d for d in depths]
         padded = [*tokens, *[_FILLER] * (rows - count)]
-        logits = self._runner.run(padded, positions, total, bias, want_logits)
+        wanted = range(rows - 1, rows)
+        if want_logits:
+            wanted = range(count if count > 1 or self._lone_logits else rows)
+        logits = self._runner.run(padded, positions, total, bias, wanted)
         self._length = start + count
         told = self._runner.acceptance if want_logits else None
         self._acceptance = None if told is None else told[:count]

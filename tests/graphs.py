@@ -60,6 +60,7 @@ class DecoderSpec:
     attention_bias: bool = True  # own: whether trees can be verified
     logit_rows: bool = True  # own: whether the caller chooses the rows
     position_ids: bool = True
+    lone_logits_differ: bool = False  # own: where a single row is chosen
     last_row_only: bool = False
     recurrent_state: bool = False  # adds a state input that no rollback can shorten
     symbolic_head_dim: bool | None = None  # None: as the contract's exporter does it
@@ -185,6 +186,10 @@ def decoder_graph(spec: DecoderSpec | None = None, **changes: Any) -> bytes:
         # A reader that samples padding would choose these at once.
         pad = g.const([0] * 5 + [spec.padded_columns], np.int64)
         logits = g.op("Pad", logits, pad, g.const(1e4))
+    if spec.lone_logits_differ:
+        alone = g.op("Equal", g.op("Shape", "logit_rows"), g.const([1], np.int64))
+        alone = g.op("Cast", alone, to=TensorProto.FLOAT)
+        logits = g.op("Add", logits, g.op("Mul", alone, g.const(1e-3)))
     g.op("Identity", logits, output="logits")
     if spec.acceptance:
         # Axes of both kinds are reduced, since an acceptance is told for each row and nothing else.

@@ -180,6 +180,12 @@ def test_rows_that_share_an_activation_scale_are_found_out() -> None:
     assert contract.obstacle is not None and "change each other's logits" in contract.obstacle
 
 
+def test_whether_a_row_may_have_logits_alone_is_tried_out() -> None:
+    assert contract_of(decoder_graph()).lone_logits
+    assert not contract_of(decoder_graph(lone_logits_differ=True)).lone_logits
+    assert not contract_of(decoder_graph(logit_rows=False)).lone_logits
+
+
 def test_a_context_shorter_than_the_probe_is_one_error_or_works() -> None:
     for positions in (2, 4, 12, 19):
         try:

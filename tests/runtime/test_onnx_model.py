@@ -44,6 +44,7 @@ def filled(model: OnnxModel, length: int) -> OnnxModel:
         {"contract": "genai"},
         {"contract": "concat"},
         {"contract": "own", "logit_rows": False},
+        {"contract": "own", "lone_logits_differ": True},
         {"contract": "own", "attention_bias": False},
         {"contract": "own", "cache_dtype": "float16"},
         {"contract": "own", "heads": 9, "kv_heads": 3, "seed": 1},
