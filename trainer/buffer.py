@@ -3,7 +3,7 @@
     recent   the newest
     older    a fair sample of those that are recent no more (Vitter's algorithm R)
 
-Lessons are of bounded size and so is their number: the file stays under 4 MB. It holds texts, as
+Lessons are of bounded size and so is their number: the file stays under 8 MB. It holds texts, as
 the target's token ids; it is written as a whole, so after a kill it is the old or the new one.
 """
 
@@ -21,7 +21,7 @@ from edgedraft.runtime.table_file import flat, read_tables, write_tables
 
 from .lesson import TOP, Lesson
 
-RECENT, OLDER = 48, 400
+RECENT, OLDER = 48, 960
 _FORMAT = {"format": "edgedraft-lessons", "format_version": 2}
 
 _log = logging.getLogger(__name__)
