@@ -85,7 +85,7 @@ def write_adapter(path: Path, adapter: Adapter, base: AdapterBase) -> None:
     content.set_parameters(
         {name: ort.OrtValue.ortvalue_from_numpy(x) for name, x in arrays.items()}
     )
-    with replaced(path) as temporary:
+    with replaced(path, private=True) as temporary:
         content.export_adapter(str(temporary))
         checksum = file_sha256(temporary)
     manifest = {
@@ -103,7 +103,7 @@ def write_adapter(path: Path, adapter: Adapter, base: AdapterBase) -> None:
         "provenance": provenance,
     }
     manifest["manifest_sha256"] = json_sha256(manifest)
-    write_atomic(manifest_path(path), json.dumps(manifest, indent=1).encode())
+    write_atomic(manifest_path(path), json.dumps(manifest, indent=1).encode(), private=True)
 
 
 def read_adapter(path: Path, base: AdapterBase) -> Adapter:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -41,19 +42,22 @@ def default_state_dir() -> Path:
         raise StateError("this user has no home directory: set EDGEDRAFT_STATE") from error
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write a file so that a reader sees the old content or the new, whatever happens meanwhile."""
-    with replaced(path) as temporary:
+    with replaced(path, private=private) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary neighbour to write to; it takes the file's place when all went well."""
+def replaced(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Yield a temporary neighbour to write to; it takes the file's place when all went well.
+
+    What is `private` nobody but this user can read.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    mode = 0o600 if private else 0o666  # less what the user's umask takes
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
         yield temporary
         _sync(temporary)
@@ -106,7 +110,7 @@ def save_json(path: Path, value: Any) -> None:
     """Save a JSON value in a file; raise `StateError` when the device refuses."""
     record = {"version": _VERSION, "sha256": json_sha256(value), "value": value}
     try:
-        write_atomic(path, json.dumps(record).encode())
+        write_atomic(path, json.dumps(record).encode(), private=True)
     except OSError as error:
         raise StateError(
             f"{path.parent}: cannot be written ({error}); point EDGEDRAFT_STATE at a folder that "

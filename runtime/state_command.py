@@ -68,7 +68,10 @@ def _export(args: argparse.Namespace) -> Iterator[str]:
         raise StateError(f"{args.file}: is there already; remove it or choose another name")
     files = _files(state)
     try:
-        with replaced(args.file) as temporary, tarfile.open(temporary, "w") as archive:
+        with (
+            replaced(args.file, private=True) as temporary,
+            tarfile.open(temporary, "w") as archive,
+        ):
             for path in files:
                 archive.add(path, path.relative_to(state.folder.parent).as_posix())
     except OSError as error:

@@ -42,7 +42,7 @@ def write_tables(path: Path, facts: Mapping[str, Any], tables: Tables) -> None:
     parts += [table.tobytes() for table in tables.values()]
     body = b"".join(part + bytes(-len(part) % _ALIGNMENT) for part in parts)
     try:
-        write_atomic(path, _MAGIC + hashlib.sha256(body).digest() + body)
+        write_atomic(path, _MAGIC + hashlib.sha256(body).digest() + body, private=True)
     except OSError as error:
         raise StateError(
             f"{path}: cannot be written ({error}); choose a folder that can"

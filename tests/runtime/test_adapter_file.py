@@ -210,7 +210,7 @@ def test_onnxruntime_sees_no_file_whose_checksum_is_wrong(
 def test_a_kill_between_adapter_and_manifest_leaves_something_that_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(path: Path, content: bytes) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("edgedraft.runtime.adapter_file.write_atomic", killed)

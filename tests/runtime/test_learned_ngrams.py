@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_a_device_that_refuses_is_warned_of_once(
 ) -> None:
     engine = Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=tmp_path)
 
-    def refuse(path: Path, content: bytes) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr("edgedraft.runtime.table_file.write_atomic", refuse)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import random
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgedraft.runtime import StateError
 from edgedraft.runtime.state import DeviceState, default_state_dir, write_atomic
+from edgedraft.runtime.table_file import write_tables
 
 
 def only_file(state_dir: Path) -> Path:
@@ -84,6 +87,21 @@ def test_a_state_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="point EDGEDRAFT_STATE at a folder that can") as caught:
         DeviceState(tmp_path / "file", "a" * 64).save("plans", 1)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_what_tells_of_texts_is_for_its_user_alone_and_results_are_for_others_too(
+    tmp_path: Path,
+) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "result.json", b"{}")
+        DeviceState(tmp_path, "a" * 64).save("plans", 1)
+        write_tables(tmp_path / "lessons.bin", {"format": "x"}, {"tokens": np.zeros(3)})
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*.*")}
+    assert modes == {"result.json": 0o640, "plans.json": 0o600, "lessons.bin": 0o600}
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(
