@@ -134,10 +134,13 @@ class OnlineLearner:
         started, deadline = thread_time(), monotonic() + seconds
         before = self._generation
         self.save()
-        if self._graph is not None:
-            self._graph.resume()  # an `interrupt` from now on ends the pass that it finds
         try:
-            while not interrupted() and monotonic() < deadline:
+            while monotonic() < deadline:
+                if self._graph is not None:
+                    self._graph.resume()
+                # Only now: whoever was here and gone in between has left passes ended for good.
+                if interrupted():
+                    break
                 self._begun = self._begun or self._due(self._generation != before)
                 if self._begun is None:
                     break

@@ -318,6 +318,27 @@ def test_what_is_interrupted_between_and_inside_its_passes_ends_as_if_it_had_not
     assert whole is not None and same(active(tmp_path / "parts"), whole)
 
 
+def test_a_request_that_comes_and_goes_within_a_pass_does_not_stop_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tiny_learner(tmp_path)
+    run, calls = StepGraph._run, 0
+
+    def request_comes_and_goes(self: StepGraph, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        assert calls < 1000, "passes are ended for ever"
+        if calls == 3:
+            learner.interrupt()
+        return run(self, *args)
+
+    monkeypatch.setattr(StepGraph, "_run", request_comes_and_goes)
+    for request in requests(QUICK.update_every):
+        learner.add(request)
+    learner.work(FOREVER, never)
+    assert learner.stats.steps == QUICK.steps
+
+
 def test_what_was_learned_once_is_rehearsed_when_there_is_nothing_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
