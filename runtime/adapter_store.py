@@ -2,7 +2,7 @@
 
     N.onnx_adapter, N.json    generation N (`adapter_file.py`); a number is never given twice
     trail.json                the generations that were active, the present one last; null stands
-                              for the drafter as it was shipped
+                              for the drafter as it was shipped. And the highest number so far
     student.bin               what is still being learned; the learner's
 
 A generation is whole on disk before the trail names it, and is removed after the trail has stopped
@@ -32,7 +32,7 @@ from .adapter_file import (
 from .errors import AdapterError, StateError
 from .folder import ModelFolder
 from .lora import Lora
-from .state import load_json, remove_folder, save_json
+from .state import load_json, save_json
 from .tokenizer_file import TokenIds
 from .training_files import find_training_files, open_training_files
 
@@ -103,12 +103,15 @@ class AdapterStore:
 
         Raises `AdapterError` for one that does not fit, `StateError` when the device refuses.
         """
-        trail = self._trail()
-        generation = 1 + max([0, *self._generations(), *(x for x in trail if x is not None)])
+        trail, generation = self._trail(), 1 + self._highest()
         adapter = Adapter(lora, generation, name, provenance or {})
-        with _writing(self._folder):
-            write_adapter(self._path(generation), adapter, self._base)
-        self._activate(trail, generation)
+        try:
+            with _writing(self._folder):
+                write_adapter(self._path(generation), adapter, self._base)
+            self._activate(trail, generation)
+        except StateError:
+            self._remove(generation)
+            raise
         return generation
 
     def use(self, which: int | str) -> None:
@@ -126,7 +129,7 @@ class AdapterStore:
         if trail == [None]:
             raise AdapterError("nothing to roll back: the drafter is as it was shipped")
         before = trail[:-1] or [None]
-        save_json(self._folder / _TRAIL, before)
+        self._save_trail(before)
         return before[-1]
 
     def import_file(self, path: Path, *, name: str | None = None) -> int:
@@ -167,13 +170,9 @@ class AdapterStore:
                 records.append(self._record(generation, is_active=generation == active))
         return records
 
-    def forget(self) -> None:
-        """Remove every generation, and what kills have left behind."""
-        remove_folder(self._folder)
-
     def _activate(self, trail: list[int | None], generation: int | None) -> None:
         trail = [*trail, generation][-_KEPT:]
-        save_json(self._folder / _TRAIL, trail)
+        self._save_trail(trail)
         named = {x.name: x.generation for x in self.records() if x.name is not None}
         kept = {str(x) for x in (*trail, *named.values())}
         kept |= {Path(x).stem for x in (_TRAIL, _STUDENT)}
@@ -214,9 +213,24 @@ class AdapterStore:
         )
 
     def _trail(self) -> list[int | None]:
-        trail: list[int | None] | None = load_json(self._folder / _TRAIL)
+        saved = load_json(self._folder / _TRAIL)
         # Without it, the newest generation that can be used is the best guess.
-        return trail or [None, *self._generations()]
+        return saved["trail"] if saved else [None, *self._generations()]
+
+    def _save_trail(self, trail: list[int | None]) -> None:
+        save_json(self._folder / _TRAIL, {"trail": trail, "highest": self._highest()})
+
+    def _highest(self) -> int:
+        """Return the highest number that a generation ever had."""
+        saved = load_json(self._folder / _TRAIL)
+        return max([saved["highest"] if saved else 0, *self._generations()])
+
+    def _remove(self, generation: int) -> None:
+        """Remove a generation, its manifest first: an adapter without one counts as not there."""
+        path = self._path(generation)
+        with suppress(OSError):
+            manifest_path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def _generations(self) -> list[int]:
         return sorted(int(x.stem) for x in self._folder.glob("*.json") if x.stem.isdecimal())

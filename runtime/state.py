@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,20 +65,6 @@ def replaced(path: Path, *, private: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     _sync(path.parent)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder with everything in it; after a kill it is gone or as it was.
-
-    Raises `StateError` when the device refuses.
-    """
-    try:
-        if path.exists():
-            os.replace(path, tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        for aside in path.parent.glob(f".{path.name}.*"):  # those of a killed removal, too
-            shutil.rmtree(aside)
-    except OSError as error:
-        raise StateError(f"{path}: cannot be removed ({error}); remove it by hand") from error
 
 
 def load_json(path: Path) -> Any | None:

@@ -49,7 +49,6 @@ def test_a_new_store_has_the_drafter_as_shipped_and_writes_nothing(
 ) -> None:
     assert store.active() is None
     assert store.records() == []
-    store.forget()
     assert files(tmp_path) == []
 
 
@@ -220,22 +219,32 @@ def test_a_device_that_refuses_says_so_and_keeps_the_active_one(
     assert files(store._folder) == before
 
 
-def test_forgetting_leaves_no_file_of_any_kind(store: AdapterStore, tmp_path: Path) -> None:
-    neighbour = AdapterStore(store._folder.with_name("two"), BASE)
-    neighbour.add(lora(1))
-    for number in (1, 2):
-        store.add(lora(number))
-    (store._folder / "trail.damaged").write_bytes(b"x")
-    (store._folder / ".1.json.abc").write_bytes(b"x")
-    killed = store._folder.with_name(".one.killed_while_forgetting")
-    killed.mkdir()
-    (killed / "1.json").write_bytes(b"x")
-    store.forget()
-    assert store.active() is None
-    assert [x.name for x in store._folder.parent.iterdir()] == ["two"]
-    assert active(neighbour) == 1
-    store.add(lora(3))
-    assert active(store) == 3
+def test_a_number_is_never_given_twice(store: AdapterStore) -> None:
+    """Or a learner would take somebody else's adapter for its own."""
+    assert [store.add(lora(number)) for number in (1, 2)] == [1, 2]
+    store.rollback()
+    store.use("none")
+    assert [x.generation for x in store.records()] == [1]
+    assert store.add(lora(3)) == 3
+    assert AdapterStore(store._folder, BASE).add(lora(4)) == 4
+
+
+def test_what_could_not_be_made_active_does_not_stay(
+    store: AdapterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(lora(1))
+    store.export_file(tmp_path / "other.onnx_adapter")
+    before = files(store._folder)
+
+    def no_space(path: Path, value: object) -> None:
+        raise StateError("no space left")
+
+    with monkeypatch.context() as context:
+        context.setattr("edgedraft.runtime.adapter_store.save_json", no_space)
+        with pytest.raises(StateError, match="no space left"):
+            store.import_file(tmp_path / "other.onnx_adapter")
+    assert files(store._folder) == before
+    assert [x.name for x in store.records()] == [None]
 
 
 def test_what_a_kill_leaves_behind_goes_with_the_next_generation(store: AdapterStore) -> None:
