@@ -15,7 +15,7 @@ from .stats import RunStats
 
 HELP = """\
 /help   shows this
-/reset  forgets the conversation
+/reset  begins a new conversation; what was learned stays (edgedraft state forget erases it)
 /stats  shows the statistics of the session
 /quit   leaves, as Ctrl-D does; Ctrl-C stops an answer"""
 
@@ -70,7 +70,6 @@ class Chat:
             self._note(HELP)
         elif line == "/reset":
             self._turns.clear()
-            self._engine.forget()
             self._note("(the conversation starts anew)")
         elif line == "/stats":
             self._note(self._summary(self._total))

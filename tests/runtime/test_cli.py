@@ -243,17 +243,10 @@ def chat(target: str, *options: str) -> int:
 
 
 def test_a_conversation_is_kept_and_reset(
-    target: str,
-    say: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    target: str, say: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forgotten: list[None] = []
-    forget = Engine.forget
-    monkeypatch.setattr(Engine, "forget", lambda self: forgotten.append(forget(self)))
     say("the sea", "a ring", "/reset", "the sea", "", "/quit", "never read")
     assert chat(target, "--system", "be brief") == 0
-    assert len(forgotten) == 1  # what the lookup could copy from is gone too
     out, err = capsys.readouterr()
 
     engine, config = Engine.open(target), _config(8)
@@ -263,6 +256,20 @@ def test_a_conversation_is_kept_and_reset(
     second = engine.generate(messages, config).text
     assert out == f"{first}\n{second}\n{first}\n"
     assert err.count("tokens per pass, about") == 3
+
+
+def test_a_new_conversation_does_not_cost_what_was_learned(
+    target: str, say: Callable[..., None]
+) -> None:
+    def known() -> tuple[int, ...]:
+        engine = Engine.open(target)
+        assert engine.proposer is not None
+        return engine.proposer.propose(engine.encode("the sea")[:-2], 4).tokens
+
+    assert known() == ()
+    say("the sea", "/reset", "/quit")
+    assert chat(target) == 0
+    assert known()
 
 
 def test_chat_commands_answer_on_stderr(
