@@ -133,6 +133,7 @@ class Engine:
             open_learning(learn, None, ids, None)
             return cls(target, tokenizer, None)
         if target.max_rows == 1:
+            open_learning(learn, None, ids, None)
             _log.warning(
                 "%s: nothing can be verified, since %s: decoding plainly",
                 target_folder.graph,
@@ -196,9 +197,11 @@ class Engine:
             if monotonic() - self._saved > _SAVE_INTERVAL_S:
                 self.save()
         finally:
-            if self.learning is not None:
-                self.learning.end()
-            self._busy.release()
+            try:
+                if self.learning is not None:
+                    self.learning.end()
+            finally:
+                self._busy.release()
         if self.learning is not None:
             self.learning.work_at_once()
 
@@ -221,7 +224,9 @@ class Engine:
         self.decoder.cancel()
 
     def forget(self) -> None:
-        """Forget every text seen so far: the cache and what the lookup copies from."""
+        """Forget every text seen so far: the cache, what lookup copies from, and the n-grams, which
+        begin again from their seed; the next `save` makes that last.
+        """
         self.decoder.forget()
         if self.proposer is not None:
             self.proposer.forget()
@@ -230,16 +235,16 @@ class Engine:
         """Write what was learned, as also happens now and then between requests; a device that
         refuses is warned of, once.
         """
-        try:
-            if self.proposer is not None:
-                self.proposer.save()
-            if self.learning is not None:
-                self.learning.save()
-            self._saved = monotonic()
-        except StateError as error:
-            if self._saved < float("inf"):
-                _log.warning("%s", error)
-            self._saved = float("inf")
+        saved = monotonic()
+        for part in (self.proposer, self.learning):
+            try:
+                if part is not None:
+                    part.save()
+            except StateError as error:
+                if self._saved < float("inf"):
+                    _log.warning("%s", error)
+                saved = float("inf")
+        self._saved = saved
 
     def close(self) -> None:
         """Write what was learned, and learn no more."""

@@ -200,7 +200,8 @@ class Learning:
                 if is_better:
                     self._next = self._reopen()
                 return is_better
-            except EdgeDraftError as error:
-                _log.warning("%s; nothing more is learned", error)
+            except Exception as error:  # whatever it is, an answer must not be lost to it
+                is_ours = isinstance(error, EdgeDraftError)
+                _log.warning("%s; nothing more is learned", error, exc_info=not is_ours)
                 self._closed = True
                 return False

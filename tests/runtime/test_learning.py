@@ -237,6 +237,19 @@ def test_a_learner_that_fails_is_told_of_once_and_left_alone(
     assert len(learner.seconds) == 1
 
 
+def test_an_error_that_nobody_thought_of_costs_no_answer(
+    learner: FakeLearner, drafter: FakeDrafter, caplog: pytest.LogCaptureFixture
+) -> None:
+    learning = make_learning(learner, drafter, at_once=True)
+    learner.error = KeyError("a bug")
+    for _ in range(2):
+        request(learning)
+        learning.work_at_once()
+    learning.close()
+    assert caplog.messages == ["'a bug'; nothing more is learned"]
+    assert caplog.records[0].exc_info  # where it came from
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tiny_target(tmp_path / "target", seed=0)
@@ -299,6 +312,43 @@ def test_saving_an_engine_saves_what_is_to_be_learned_from(
 ) -> None:
     open_engine().save()
     assert learner.heard == ["save"]
+
+
+def test_what_cannot_be_saved_keeps_nothing_else_from_it(
+    open_engine: Callable[..., Engine],
+    learner: FakeLearner,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = open_engine()
+
+    def refuse() -> None:
+        raise StateError("no space left")
+
+    monkeypatch.setattr(engine.proposer, "save", refuse)
+    engine.save()
+    assert learner.heard == ["save"] and caplog.messages == ["no space left"]
+
+
+def test_a_learner_that_fails_at_the_end_of_a_request_leaves_the_engine_free(
+    open_engine: Callable[..., Engine], learner: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine()
+
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as context:
+        context.setattr(learner, "end", fail)
+        with pytest.raises(KeyError):
+            engine.generate("the thing", CONFIG)
+    assert engine.generate("the thing", CONFIG).token_ids
+
+
+def test_a_target_that_verifies_nothing_has_no_drafter_that_could_learn(tmp_path: Path) -> None:
+    target = tiny_target(tmp_path / "last", last_row_only=True, logit_rows=False)
+    with pytest.raises(DrafterError, match="no drafter that could learn"):
+        Engine.open(target, session=ONE_THREAD, state_dir=tmp_path / "state", learn="idle")
 
 
 def test_after_learning_the_drafter_is_opened_anew_from_the_store(
