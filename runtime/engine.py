@@ -1,9 +1,9 @@
 """`Engine`: a target folder, text in, text out.
 
-    engine = Engine.open("models/smollm2")
-    for piece in engine.stream("Explain tides to a child."):
-        print(piece.text, end="", flush=True)
-    print(engine.stats.summary())
+    with Engine.open("models/smollm2") as engine:
+        for piece in engine.stream("Explain tides to a child."):
+            print(piece.text, end="", flush=True)
+        print(engine.stats.summary())
 
 One request runs at a time; the next reuses the part of the cache that both prompts begin with.
 """
@@ -246,8 +246,14 @@ class Engine:
                 saved = float("inf")
         self._saved = saved
 
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Write what was learned, and learn no more."""
+        """Write what was learned, and learn no more; leaving a `with` block does so."""
         self.save()
         if self.learning is not None:
             self.learning.close()

@@ -18,8 +18,8 @@ from .state import DeviceState, replaced
 # What file names say; whatever else there is was learned as well.
 _KINDS = {
     "plans.json": "what passes cost on this device",
-    "ngrams.bin": "counts of n-grams",
-    "spellings-*.bin": "how a drafter spells the target's tokens",
+    "ngrams.bin": "what usually follows what in texts that were seen",
+    "spellings-*.bin": "how a drafter spells the target's tokens, and how often",
     "lessons.bin": "texts that a drafter learns from",
     "adapters/*/student.bin": "what a drafter is learning",
     "adapters/*": "what a drafter has learned",

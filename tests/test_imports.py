@@ -47,18 +47,11 @@ EXPORT = {
     "numpy",
     "torch",
     "transformers",
-    "onnx",
-    "onnxruntime",
     "onnxscript",
     "onnx_ir",
     "optimum",
-    "peft",
-    "gguf",
     "safetensors",
-    "sentencepiece",
     "tokenizers",
-    "huggingface_hub",
-    "packaging",
 }
 # Packages of extras, imported by name through `extras.need` inside functions.
 BENCH_EXTRAS = {"matplotlib", "torch", "transformers", "onnxruntime_genai", "datasets"}

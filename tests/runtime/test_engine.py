@@ -80,6 +80,17 @@ def test_a_second_request_reuses_what_both_prompts_begin_with(open_engine: Open)
     assert third.token_ids == first.token_ids
 
 
+def test_leaving_an_engine_writes_what_was_learned(
+    tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    engine = Engine.open(tiny_folder(), session=ONE_THREAD, state_dir=tmp_path / "kept")
+    with engine as entered:
+        assert entered is engine
+        engine.generate(HI, DecodeConfig(max_tokens=10))
+        assert not list(tmp_path.rglob("ngrams.bin"))
+    assert list(tmp_path.rglob("ngrams.bin"))
+
+
 def test_forgetting_leaves_no_text_to_copy_from(open_engine: Open) -> None:
     engine = open_engine()
     engine.generate(HI, DecodeConfig(max_tokens=10))
