@@ -1,13 +1,15 @@
 """The n-gram model of a target on this device: where it starts from and where it is kept.
 
 It starts from what this device learned before, else from a seed that came with the drafter. Neither
-being there or readable is no reason to stop: it then starts empty.
+being there or readable is no reason to stop: it then starts empty. Programs that use one target at
+the same time add to each other's file, and what somebody erased meanwhile is not written again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .datatypes import Proposal
@@ -31,6 +33,7 @@ class LearnedNgrams(Proposer):
         self._vocabulary = vocabulary
         self._seed = seed
         self._kept = kept
+        self._version = _version(kept)  # of the file that we know
         if not (kept and self._load(kept)):
             self._sow()
 
@@ -45,19 +48,35 @@ class LearnedNgrams(Proposer):
 
     def save(self) -> None:
         """Write what was learned; raise `StateError` when the device refuses."""
-        if self._kept:
-            self._model.save(self._kept, self._vocabulary)
+        if self._kept is None:
+            return
+        version = _version(self._kept)
+        if version is None and self._version is not None:
+            self.forget()
+        elif version != self._version:
+            self._load(self._kept, self._model.merge)
+        self._model.save(self._kept, self._vocabulary)
+        self._version = _version(self._kept)
 
     def _sow(self) -> None:
         if self._seed:
             self._load(self._seed)
 
-    def _load(self, path: Path) -> bool:
+    def _load(self, path: Path, load: Callable[[Path, str], None] | None = None) -> bool:
         if not path.exists():
             return False
         try:
-            self._model.load(path, self._vocabulary)
+            (load or self._model.load)(path, self._vocabulary)
         except StateError as error:
             _log.warning("%s", error)
             return False
         return True
+
+
+def _version(path: Path | None) -> tuple[int, int] | None:
+    """Return what tells a file from the one that was there before; None where there is none."""
+    try:
+        status = os.stat(path) if path else None
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns) if status else None

@@ -172,6 +172,22 @@ class NgramModel:
             entries = entries[fits]
         self._table.reshape(-1, 3)[places, :2] = entries
 
+    def merge(self, path: Path, vocabulary: str) -> None:
+        """Add what a file holds, as far as there is room; of a context that both know, what was
+        seen more often stays. Raises `StateError`, and changes nothing, like `load`.
+        """
+        tables = read_tables(path, _facts(vocabulary))
+        words, slots = self._words, self._slots
+        for tag, usual in zip(tables["tags"].tolist(), tables["usual"].tolist(), strict=True):
+            start = (tag * slots >> 32) * 3
+            for at in range(start, start + 3 * _WINDOW, 3):
+                if words[at] == tag:
+                    words[at + 1] = max(usual, words[at + 1], key=_observations)
+                    break
+                if not words[at]:
+                    words[at], words[at + 1] = tag, usual
+                    break
+
     def _catch_up(self, committed: Sequence[int]) -> None:
         known = len(self._text)
         text = list(committed)
@@ -283,6 +299,11 @@ def _counted(word: int, token: int) -> int:
     if hits > _MOST or misses > _MOST:
         hits, misses = max(hits >> 1, 1), misses >> 1
     return word >> 12 << 12 | hits << 6 | misses
+
+
+def _observations(word: int) -> int:
+    """Return how often the context of an entry with this word was seen, of late."""
+    return (word >> 6 & 63) + (word & 63)
 
 
 def _most_used_first(entries: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

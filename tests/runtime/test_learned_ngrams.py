@@ -18,18 +18,18 @@ from edgedraft.runtime.tokenizer_file import TokenIds
 from graphs import byte_level_tokenizer
 from toy_vocabularies import byte_level
 
-TEXT = np.random.default_rng(0).integers(1, 200, size=80).tolist()
+TEXT, OTHER, THIRD = np.random.default_rng(0).integers(1, 200, size=(3, 80)).tolist()
 ONE_THREAD = SessionConfig(threads=1)
 
 
-def knows(ngrams: LearnedNgrams) -> bool:
+def knows(ngrams: LearnedNgrams, text: list[int] = TEXT) -> bool:
     """Whether a text that was read before is continued as it went on then."""
-    return ngrams.propose(TEXT[:40], 4).tokens[:2] == tuple(TEXT[40:42])
+    return ngrams.propose(text[:40], 4).tokens[:2] == tuple(text[40:42])
 
 
-def read(ngrams: LearnedNgrams) -> LearnedNgrams:
+def read(ngrams: LearnedNgrams, text: list[int] = TEXT) -> LearnedNgrams:
     for _ in range(3):
-        ngrams.propose(TEXT, 0)
+        ngrams.propose(text, 0)
         ngrams.propose([7], 0)
     return ngrams
 
@@ -52,6 +52,30 @@ def test_a_model_of_other_ids_or_a_damaged_one_is_left_alone_with_a_warning(
     assert len(caplog.records) == 2
 
 
+def test_programs_beside_each_other_add_to_what_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "ngrams.bin"
+    read(LearnedNgrams("a", kept=path)).save()
+    one, other = (LearnedNgrams("a", kept=path) for _ in range(2))
+    read(one, OTHER).save()
+    read(other, THIRD).save()
+    one.save()
+    for ngrams in (one, other, LearnedNgrams("a", kept=path)):
+        assert all(knows(ngrams, text) for text in (TEXT, THIRD))
+    assert knows(other, OTHER) and knows(LearnedNgrams("a", kept=path), OTHER)
+
+
+def test_what_was_erased_meanwhile_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "ngrams.bin"
+    ngrams = read(LearnedNgrams("a", kept=path))
+    ngrams.save()
+    path.unlink()
+    ngrams.save()
+    assert not knows(LearnedNgrams("a", kept=path))
+    read(ngrams, OTHER).save()
+    assert knows(LearnedNgrams("a", kept=path), OTHER)
+    assert not knows(LearnedNgrams("a", kept=path))
+
+
 def test_what_the_device_learned_comes_before_the_seed(tmp_path: Path) -> None:
     seed, kept = tmp_path / "seed.bin", tmp_path / "kept.bin"
     read(LearnedNgrams("a", kept=seed)).save()
@@ -64,14 +88,10 @@ def test_what_the_device_learned_comes_before_the_seed(tmp_path: Path) -> None:
 def test_forgetting_leads_back_to_the_seed(tmp_path: Path) -> None:
     seed = tmp_path / "seed.bin"
     read(LearnedNgrams("a", kept=seed)).save()
-    ngrams = LearnedNgrams("a", seed=seed)
-    other = [token + 1 for token in TEXT]
-    for _ in range(3):
-        ngrams.propose(other, 0)
-        ngrams.propose([7], 0)
+    ngrams = read(LearnedNgrams("a", seed=seed), OTHER)
     ngrams.forget()
     assert knows(ngrams)
-    assert ngrams.propose(other[:40], 4).tokens[:2] != tuple(other[40:42])
+    assert not knows(ngrams, OTHER)
 
 
 def test_names_of_ids_make_the_fingerprint() -> None:
