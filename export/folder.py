@@ -153,7 +153,8 @@ def _put_in_place(stage: Path, out: Path) -> None:
     os.rename(out, former)
     try:
         os.rename(stage, out)
-    except OSError:
-        os.rename(former, out)
+    except BaseException:
+        if not out.exists():
+            os.rename(former, out)
         raise
     shutil.rmtree(former, ignore_errors=True)
