@@ -7,6 +7,7 @@ JSON document. A known error is one line on stderr and exit status 2.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -217,6 +218,9 @@ def _chat(args: argparse.Namespace) -> int:
             pass
         prompt = "> "
         _say(f"{engine.target.folder.name} is ready. /help lists the commands.")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # So a line that is not UTF-8 is one prompt refused, not the end of the conversation.
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         chat.run(lambda: input(prompt))
     finally:

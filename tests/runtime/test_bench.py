@@ -200,6 +200,14 @@ def test_a_prompt_that_does_not_fit_is_skipped_with_its_reason(
     ]
 
 
+def test_a_prompt_that_is_not_unicode_is_skipped(engine: Engine) -> None:
+    skipped, result = run_bench(
+        engine, prompts("half an emoji \ud83d", "a"), DecodeConfig(4), warm_up=2
+    )
+    assert isinstance(skipped, Skipped) and "'\\ud83d', which is no character" in skipped.reason
+    assert isinstance(result, PromptResult)
+
+
 def test_the_speedup_is_over_the_faster_plain_loop_of_the_same_prompt() -> None:
     assert hand_made("a", 4.0, 2.0, 1.0).speedup == pytest.approx(2)
     assert hand_made("a", 2.0, 4.0, 1.0).speedup == pytest.approx(2)

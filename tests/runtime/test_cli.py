@@ -199,6 +199,16 @@ def test_an_empty_prompt_is_refused(target: str, capsys: pytest.CaptureFixture[s
     assert "the prompt holds no tokens" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("prompt", ["caf\udce9", "\ud83d"])  # from Latin-1; half an emoji
+@pytest.mark.parametrize("options", [[], ["--raw"]])
+def test_a_prompt_that_is_not_unicode_is_refused(
+    target: str, capsys: pytest.CaptureFixture[str], prompt: str, options: list[str]
+) -> None:
+    assert generate(target, *options, prompt=prompt) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the prompt holds {prompt[-1]!a}, which is no character" in line
+
+
 def test_ctrl_c_ends_with_130_and_without_a_traceback(
     target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +292,19 @@ def test_chat_commands_answer_on_stderr(
         assert f"{command} " in err
     assert "no command /dance" in err
     assert err.splitlines()[-1].startswith("16 tokens, ")
+
+
+def test_a_line_that_is_not_unicode_is_left_out_of_the_conversation(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.BytesIO(b"caf\xe9\nthe sea\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(typed, "utf-8"))
+    assert chat(target) == 0
+    out, err = capsys.readouterr()
+    refusal, *_, statistics = err.splitlines()
+    assert "the prompt holds '\\udce9'" in refusal and "the message was left out" in refusal
+    assert statistics.startswith("[8 tokens, ")
+    assert out == Engine.open(target).generate("the sea", _config(8)).text + "\n"
 
 
 def test_a_full_context_drops_the_oldest_turns_with_a_note(
