@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .errors import StateError
+from .errors import DrafterError, StateError
 from .table_file import read_tables, write_tables
 from .vocabulary import Vocabulary
 
@@ -106,7 +106,7 @@ class VocabMap:
         draft_mark: int | None = None,
         target_stop_ids: Iterable[int] = (),
     ) -> VocabMap:
-        """Work the tables out, which takes seconds; raise `ValueError` for ids that cannot play
+        """Work the tables out, which takes seconds; raise `DrafterError` for ids that cannot play
         their part.
         """
         stops = tuple(target_stop_ids)
@@ -118,7 +118,8 @@ class VocabMap:
         cls, key: PairKey, vocabularies: Callable[[], tuple[Vocabulary, Vocabulary]], folder: Path
     ) -> VocabMap:
         """Map the pair's file in `folder`. Where there is none that can be used, make it: only then
-        `vocabularies` is asked for the drafter's and the target's.
+        `vocabularies` is asked for the drafter's and the target's. Raises `DrafterError` as
+        `build` does.
         """
         path = folder / key.file_name()
         try:
@@ -225,12 +226,18 @@ def _build(key: PairKey, draft: Vocabulary, target: Vocabulary) -> VocabMap:
 
 
 def _check(key: PairKey, draft: Vocabulary, target: Vocabulary) -> None:
-    for name, token in (("draft_end", key.draft_end), ("draft_mark", key.draft_mark)):
+    for name, token in (("end", key.draft_end), ("mark", key.draft_mark)):
         if token is not None and not (0 <= token < len(draft) and not draft.pieces[token]):
-            raise ValueError(f"{name} must be a draft token without text, got {token}")
+            raise DrafterError(
+                f"the drafter's {name} token must be one of its {len(draft)} and no text, got "
+                f"{token}; correct it in the drafter's folder, or export that again"
+            )
     stops = key.target_stop_ids
     if not all(0 <= token < len(target) for token in stops):
-        raise ValueError(f"target_stop_ids must be in [0, {len(target)}), got {list(stops)}")
+        raise DrafterError(
+            f"the target's end tokens must be in [0, {len(target)}) to draft for it, got "
+            f"{list(stops)}; correct them in the target's folder, or export that again"
+        )
 
 
 def _spell(key: PairKey, draft: Vocabulary, target: Vocabulary) -> list[Spelling]:

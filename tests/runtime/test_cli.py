@@ -22,6 +22,8 @@ from edgedraft.runtime.cli import build_parser, main
 from edgedraft.runtime.folder import open_model_folder
 from edgedraft.runtime.plan import Plan
 from edgedraft.runtime.plan_report import to_accept
+from edgedraft.runtime.tokenizer_file import load_tokenizer
+from graphs import write_target_folder
 from tiny_drafter import tiny_drafter
 
 STATS = set(RunStats().as_json())
@@ -181,6 +183,24 @@ def test_a_known_error_is_one_line_and_status_2(
     (line,) = err.splitlines()
     assert line.startswith("edgedraft: ") and complaint in line
     assert out == ""
+
+
+def test_a_pair_whose_tokens_cannot_play_their_part_is_one_line(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = load_tokenizer(Path(target) / "tokenizer.json")
+    text, size = tokenizer.token_to_id("a"), tokenizer.get_vocab_size()
+    other = write_target_folder(tmp_path / "other", vocab_size=size + 1, eos_token_ids=[text, size])
+
+    def refusal(status: int) -> str:
+        (line,) = capsys.readouterr().err.splitlines()
+        return line if status == 2 else ""
+
+    complaint = f"end token must be one of its {size} and no text, got {text}; correct it in the"
+    assert complaint in refusal(generate(target, "--drafter", str(other)))
+    assert complaint in refusal(main(["inspect", target, "--pair", str(other)]))
+    outside = f"end tokens must be in [0, {size}) to draft for it, got [{text}, {size}]; correct"
+    assert outside in refusal(main(["inspect", str(other), "--pair", target]))
 
 
 def test_a_bug_is_not_passed_off_as_a_users_error(

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from edgedraft.runtime import vocab_map
-from edgedraft.runtime.errors import StateError
+from edgedraft.runtime.errors import DrafterError, StateError
 from edgedraft.runtime.vocab_map import PairKey, VocabMap, _trie
 from edgedraft.runtime.vocabulary import Vocabulary
 from tokenizers_for_tests import (
@@ -235,11 +235,11 @@ def test_a_draft_token_covers_nothing_that_is_a_stop_or_cannot_be_written() -> N
 @pytest.mark.parametrize("wrong", [-1, 9, 5])
 def test_an_end_or_a_mark_that_is_text_or_no_token_is_refused(wrong: int) -> None:
     names = Vocabulary(byte_level_of(list("abcdefg")))
-    with pytest.raises(ValueError, match=f"draft_end must be .* without text, got {wrong}"):
+    with pytest.raises(DrafterError, match=f"end token must be .* no text, got {wrong};"):
         VocabMap.build(names, names, draft_end=wrong)
-    with pytest.raises(ValueError, match=f"draft_mark must be .* without text, got {wrong}"):
+    with pytest.raises(DrafterError, match=f"mark token must be .* no text, got {wrong};"):
         VocabMap.build(names, names, draft_mark=wrong)
-    with pytest.raises(ValueError, match=r"target_stop_ids must be in \[0, 7\), got \[7\]"):
+    with pytest.raises(DrafterError, match=r"end tokens must be in \[0, 7\) .* got \[7\];"):
         VocabMap.build(names, names, target_stop_ids=[7])
 
 
@@ -364,7 +364,7 @@ def test_tables_that_cannot_be_trusted_any_more_are_replaced(
 
 def test_roles_that_tokens_cannot_play_leave_no_file(tmp_path: Path) -> None:
     names = vocabulary("byte-level")
-    with pytest.raises(ValueError, match="draft_end must be"):
+    with pytest.raises(DrafterError, match="end token must be"):
         VocabMap.load_or_build(replace(KEY, draft_end=-1), lambda: (names, names), tmp_path)
     assert not list(tmp_path.iterdir())
 
