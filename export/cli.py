@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedraft.runtime.errors import EdgeDraftError
+from edgedraft.runtime.exit_status import exit_status
 from edgedraft.runtime.extras import need
 from edgedraft.runtime.progress_log import progress_on_stderr
 
@@ -99,14 +98,8 @@ def _add_pair_options(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0, or 2 for an error the user can mend."""
     options = build_parser().parse_args(argv)
-    level = logging.DEBUG if options.verbose else logging.INFO
-    try:
-        with progress_on_stderr(level):
-            options.run(options)
-    except (EdgeDraftError, ValueError) as error:
-        print(f"edgedraft-export: {error}", file=sys.stderr)
-        return 2
-    return 0
+    with progress_on_stderr(logging.DEBUG if options.verbose else logging.INFO):
+        return exit_status("edgedraft-export", lambda: options.run(options), ValueError)
 
 
 def _target(options: argparse.Namespace) -> None:

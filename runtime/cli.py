@@ -10,7 +10,6 @@ import argparse
 import io
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -33,7 +32,7 @@ from .cli_options import (
 )
 from .drafting import pair_roles
 from .engine import Engine, Message
-from .errors import EdgeDraftError
+from .exit_status import INTERRUPTED, exit_status
 from .folder import open_model_folder, open_target_folder
 from .folder_report import cache_bytes_per_token, describe_folder, folder_lines
 from .learn_bench_command import (
@@ -50,9 +49,6 @@ from .state_command import add_state_command
 from .tokenizer_file import load_tokenizer
 from .vocab_map import VocabMap
 from .vocabulary import Vocabulary
-
-_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
-_BROKEN_PIPE = 141  # and one whose reader went away
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,21 +143,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("edgedraft: %(message)s"))
     log.addHandler(handler)
-    try:
+
+    def run() -> int:
         args = build_parser().parse_args(argv)
         status: int = args.run(args)
-        sys.stdout.flush()
         return status
-    except EdgeDraftError as error:
-        print(f"edgedraft: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return _INTERRUPTED
-    except BrokenPipeError:
-        # As the documentation of Python's signal module advises: nothing is left to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+
+    try:
+        return exit_status("edgedraft", run)
     finally:
         log.removeHandler(handler)
 
@@ -259,7 +248,7 @@ def _bench(args: argparse.Namespace) -> int:
         lines = table_lines(document)
     for line in lines:
         _say(line)
-    return _INTERRUPTED if document["interrupted"] else 0
+    return INTERRUPTED if document["interrupted"] else 0
 
 
 def _inspect(args: argparse.Namespace) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from edgedraft.runtime.errors import EdgeDraftError
+from edgedraft.runtime.exit_status import exit_status
 from edgedraft.runtime.extras import need
 from edgedraft.runtime.progress_log import progress_on_stderr
 
@@ -161,13 +160,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0, or 2 for an error the user can mend."""
     options = build_parser().parse_args(argv)
-    try:
-        with progress_on_stderr():
-            options.run(options)
-    except (EdgeDraftError, ValueError) as error:
-        print(f"edgedraft-train: {error}", file=sys.stderr)
-        return 2
-    return 0
+    with progress_on_stderr():
+        return exit_status("edgedraft-train", lambda: options.run(options), ValueError)
 
 
 def _tokenizer(options: argparse.Namespace) -> None:

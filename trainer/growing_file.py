@@ -29,14 +29,20 @@ class GrowingFile:
     """The results of one run, perhaps of several sittings."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], inputs: Iterable[Path]) -> None:
-        """Open the file, or begin it; raise `TrainError` where other settings made it.
+        """Open the file, or begin it; raise `TrainError` where other settings made it, or where it
+        cannot be written.
 
         `inputs` are files that the provenance describes.
         """
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._claim(settings, inputs)
-        self._stream = path.open("a+b")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._claim(settings, inputs)
+            self._stream = path.open("a+b")
+        except OSError as error:
+            raise TrainError(
+                f"{path}: cannot be written ({error}); choose another --out"
+            ) from error
         self._stream.seek(0)
         content = self._stream.read()
         self._stream.truncate(content.rfind(b"\n") + 1)
@@ -69,12 +75,7 @@ class GrowingFile:
         record = self._path.with_suffix(".run.json")
         if not self._path.exists() or not self._path.stat().st_size:
             made = {"settings": settings, "provenance": describe_training(inputs, settings["seed"])}
-            try:
-                write_atomic(record, json.dumps(made, indent=2).encode() + b"\n")
-            except OSError as error:
-                raise TrainError(
-                    f"{record}: cannot be written ({error}); choose another --out"
-                ) from error
+            write_atomic(record, json.dumps(made, indent=2).encode() + b"\n")
             return
         try:
             begun = json.loads(record.read_bytes())["settings"]

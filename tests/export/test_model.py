@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import load_file
 
+from edgedraft.export import cli
 from edgedraft.export import model as model_module
 from edgedraft.export.cli import main
 from edgedraft.export.decoder import export_decoder
@@ -210,6 +212,28 @@ def test_a_graph_that_disagrees_leaves_nothing_behind(
     assert main(["target", str(source_folder), "--out", str(out), "--precision", "fp32"]) == 2
     assert "disagrees with transformers" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "\n"),
+        (OSError(28, "No space", "out"), 2, "edgedraft-export: [Errno 28] No space: 'out'\n"),
+    ],
+)
+def test_ctrl_c_and_what_the_device_refuses_end_without_a_traceback(
+    error: BaseException,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(options: argparse.Namespace) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_check", fail)
+    assert main(["check", "out"]) == status
+    assert capsys.readouterr().err == said
 
 
 def test_agreement_of_a_graph_with_its_own_model(

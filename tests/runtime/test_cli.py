@@ -240,6 +240,17 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(
     assert capsys.readouterr().err == "\n"
 
 
+def test_what_the_device_refuses_is_one_line(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "out")
+
+    monkeypatch.setattr(Engine, "stream", refused)
+    assert generate(target) == 2
+    assert capsys.readouterr().err == "edgedraft: [Errno 28] No space left on device: 'out'\n"
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])  # flushed at once, and at the end
 def test_a_reader_that_goes_away_ends_the_command_quietly(target: str, options: list[str]) -> None:
     read_end, write_end = os.pipe()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from edgedraft.trainer import cli
 from edgedraft.trainer.cli import main
 from toy_vocabularies import TEXT
 
@@ -83,6 +85,7 @@ def test_a_drafter_is_trained_and_measures_what_its_record_says(
     [
         (["tokenizer", "missing.txt", "--out", "o"], "missing.txt: cannot be read"),
         (["tokenizer", "gsm8k_test.jsonl", "--out", "o"], "test rows"),
+        (["tokenizer", "text.txt", "--out", "text.txt/t"], "edgedraft-train: [Errno "),
         (["drafter", "--tokenizer", "nowhere", "--out", "o"], "no readable tokenizer.json"),
         (
             ["drafter", "--tokenizer", "t", "--out", "o", "--heads", "5"],
@@ -115,6 +118,17 @@ def test_an_error_is_one_line(
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1
     assert message in errors[0]
+
+
+def test_ctrl_c_ends_with_130_and_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(options: argparse.Namespace) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_tokenizer", interrupted)
+    assert main(["tokenizer", "text.txt", "--out", "t"]) == 130
+    assert capsys.readouterr().err == "\n"
 
 
 def test_a_missing_package_is_named_with_what_to_install(

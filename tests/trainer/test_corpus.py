@@ -235,6 +235,7 @@ def test_test_files_are_refused(
         (["--prompts", "texts.jsonl"], "texts.jsonl:1: has no 'prompt'"),
         (["--prompts", "p.jsonl", "p.jsonl"], "another file has the same name"),
         (["--out", "p.jsonl"], "p.jsonl: exists, but p.run.json does not say how it was made"),
+        (["--out", "p.jsonl/o.jsonl"], "p.jsonl/o.jsonl: cannot be written ([Errno"),
         (["--target", "nowhere"], "nowhere: no such folder"),
     ],
 )
