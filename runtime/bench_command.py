@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -142,8 +143,7 @@ def _run_all(
             trials=request.trials,
             warm_up=request.warm_up,
             others={
-                " ".join(Path(name).name for name in names): engine.with_drafters(names)
-                for names in request.versus
+                _name_in_result(names): engine.with_drafters(names) for names in request.versus
             },
             peers=runners,
         )
@@ -169,6 +169,12 @@ def check_request(request: BenchRequest) -> None:
         raise EdgeDraftError("peers are compared greedily: leave --temperature or --compare out")
     if request.peer_drafter and "transformers" not in request.peers:
         raise EdgeDraftError("--peer-drafter is for transformers: add --compare transformers")
+    rivals = Counter(map(_name_in_result, request.versus))
+    if same := [name for name, count in rivals.items() if count > 1]:
+        raise EdgeDraftError(
+            f"--versus: two drafters would be called {same[0]!r} in the result; rename one of them "
+            "or measure them in two runs"
+        )
     for path in (request.json_path, request.plot_path):
         if path is None:
             continue
@@ -180,6 +186,11 @@ def check_request(request: BenchRequest) -> None:
             raise EdgeDraftError(f"{path.parent}: cannot be made ({error})") from error
     if request.plot_path:
         need("matplotlib", "--plot", "edgedraft[bench]")
+
+
+def _name_in_result(drafters: Sequence[str]) -> str:
+    """Return what drafters are called in a result, which tells no folders of this machine."""
+    return " ".join(Path(drafter).name for drafter in drafters)
 
 
 def settings(request: BenchRequest) -> dict[str, Any]:

@@ -430,6 +430,8 @@ def test_other_drafters_take_turns_and_are_compared(
         ("--trials 0", "trials must be >= 1, got 0"),
         ("--limit 0", "limit must be >= 1, got 0"),
         ("--warm-up -1", "warm_up must be >= 0, got -1"),
+        ("--versus v1/drafter lookup --versus v2/drafter lookup", "be called 'drafter lookup' in"),
+        ("--versus ngram=a/s.ngrams --versus ngram=b/s.ngrams", "two drafters would be called"),
         ("--json .", "is a folder"),
         ("--prompts none.jsonl", "none.jsonl: cannot be read"),
     ],
