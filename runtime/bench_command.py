@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from .bench import PromptResult, Runner, Skipped, run_bench
-from .bench_output import plot_speedups, progress_line
+from .bench_output import check_file, check_picture, plot_speedups, progress_line
 from .bench_report import report
 from .config import DecodeConfig
 from .engine import Engine
 from .errors import EdgeDraftError, PromptError
-from .extras import need
 from .folder import open_target_folder
 from .machine import PeakMemory, read_floor_s, weights_bytes
 from .ort_session import SessionConfig, onnxruntime
@@ -175,17 +174,10 @@ def check_request(request: BenchRequest) -> None:
             f"--versus: two drafters would be called {same[0]!r} in the result; rename one of them "
             "or measure them in two runs"
         )
-    for path in (request.json_path, request.plot_path):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise EdgeDraftError(f"{path}: is a folder, a file name is needed")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EdgeDraftError(f"{path.parent}: cannot be made ({error})") from error
     if request.plot_path:
-        need("matplotlib", "--plot", "edgedraft[bench]")
+        check_picture(request.plot_path)
+    if request.json_path:
+        check_file(request.json_path)
 
 
 def _name_in_result(drafters: Sequence[str]) -> str:

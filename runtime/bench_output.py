@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 
 from .bench import SPECULATIVE, PromptResult, Skipped
 from .bench_report import group_by_class
+from .errors import EdgeDraftError
 from .extras import need
 from .learn_bench import Point
 from .learn_bench_report import WINDOW, moving
 from .plan import Plan
 from .plan_report import DRAFT_LENGTHS, DrafterCosts, to_accept
+from .state import replaced
 
 _OURS, _GREY = "#1f6f8b", "#8a8a8a"
 
@@ -23,6 +26,28 @@ _OURS, _GREY = "#1f6f8b", "#8a8a8a"
 def need_figures() -> Any:
     """Return what draws pictures; raise `EdgeDraftError` where it is not installed."""
     return need("matplotlib.figure", "--plot", "edgedraft[bench]")
+
+
+def check_picture(path: Path) -> None:
+    """Raise `EdgeDraftError` unless a picture can be drawn and written there."""
+    kinds = need_figures().Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise EdgeDraftError(
+            f"{path}: no name of a picture; it must end in one of .{', .'.join(sorted(kinds))}"
+        )
+    check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """Raise `EdgeDraftError` unless a file can be written there; make the folder it goes to."""
+    try:
+        if path.is_dir():
+            raise EdgeDraftError(f"{path}: is a folder, a file name is needed")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # `state.replaced` will need a neighbour with a name as long.
+        NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent).close()
+    except OSError as error:
+        raise EdgeDraftError(f"{path}: cannot be written ({error}); name another file") from error
 
 
 def progress_line(number: int, count: int, result: PromptResult | Skipped) -> str:
@@ -135,7 +160,7 @@ def plot_speedups(results: Sequence[PromptResult], document: Mapping[str, Any], 
         fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def plot_plan(
@@ -158,7 +183,7 @@ def plot_plan(
     axes.set_title(title, fontsize=10)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def plot_learning(
@@ -188,4 +213,9 @@ def plot_learning(
     )
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    with replaced(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:])

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from .adapter_command import add_adapter_command
 from .bench_command import BenchRequest, measure
-from .bench_output import need_figures, plot_plan, table_lines
+from .bench_output import check_picture, plot_plan, table_lines
 from .chat import Chat
 from .cli_options import (
     UsageError,
@@ -270,7 +270,7 @@ def _plan(args: argparse.Namespace) -> int:
     folder = open_target_folder(target_folder(args))
     drafter = open_model_folder(Path(args.drafter)) if args.drafter else None
     if args.plot:
-        need_figures()
+        check_picture(args.plot)
     cache_bytes = cache_bytes_per_token(folder, session)
     engine = Engine.open(folder, session=session, state_dir=args.state)
     plan = engine.plan

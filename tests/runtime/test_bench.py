@@ -449,6 +449,34 @@ def test_what_cannot_be_measured_is_refused_before_the_first_run(
     assert line.startswith("edgedraft: ") and complaint in line
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("--json own.jsonl/x.json", "own.jsonl/x.json: cannot be written ([Errno"),
+        (f"--json {'x' * 250}.json", ".json: cannot be written ([Errno"),  # its neighbour's is long
+        (f"--plot {'x' * 250}.png", ".png: cannot be written ([Errno"),
+        ("--plot x.doc", "x.doc: no name of a picture; it must end in one of ."),
+        ("--plot new/x --json new/x.json", "new/x: no name of a picture"),
+    ],
+)
+def test_a_result_that_could_not_be_written_is_refused_and_leaves_no_litter(
+    tiny_folder: Callable[..., Path],
+    prompt_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+    complaint: str,
+) -> None:
+    if "--plot" in options:
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(prompt_file.parent)
+    monkeypatch.setattr(Engine, "open", lambda *_, **__: pytest.fail("the runs would begin"))
+    assert main(f"bench --target {tiny_folder()} --prompts own.jsonl {options}".split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("edgedraft: ") and complaint in line
+    assert list(prompt_file.parent.iterdir()) == [prompt_file]
+
+
 def test_peak_memory_grows_by_what_was_touched() -> None:
     memory = PeakMemory()
     if memory.growth() is None:
