@@ -65,13 +65,14 @@ class _Outcome:
     skipped: list[Skipped] = field(default_factory=list)
     peers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     interrupted: bool = False
+    error: str | None = None  # what interrupted them, unless it was Ctrl-C
 
 
 def measure(request: BenchRequest, progress: Callable[[str], None]) -> dict[str, Any]:
     """Run the benchmark, write the files that were asked for and return the JSON document.
 
-    What can be refused is refused before the first run. Ctrl-C ends the runs early; what was
-    measured so far is written, marked as interrupted.
+    What can be refused is refused before the first run. Ctrl-C and errors, as of a peer that dies,
+    end the runs early; what was measured so far is written, marked as interrupted.
     """
     check_request(request)
     prompts = load_prompts(request.prompts, request.limit)
@@ -111,7 +112,7 @@ def measure(request: BenchRequest, progress: Callable[[str], None]) -> dict[str,
     }
     document["plan"] = {str(rows): seconds for rows, seconds in sorted(plan.pass_s.items())}
     document["settings"] = settings(request)
-    document["interrupted"] = outcome.interrupted
+    document["interrupted"], document["error"] = outcome.interrupted, outcome.error
     document["provenance"] = {**provenance, "load_average_after": load_average()}
     if request.json_path:
         write_atomic(request.json_path, json.dumps(document, indent=1).encode() + b"\n")
@@ -153,10 +154,10 @@ def _run_all(
                 else:
                     outcome.skipped.append(result)
                 progress(progress_line(number, len(prompts), result))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EdgeDraftError) as error:
             if not outcome.results:
                 raise
-            outcome.interrupted = True
+            outcome.interrupted, outcome.error = True, str(error) or None
     if not outcome.results:
         raise PromptError(f"no prompt could be served; the first: {outcome.skipped[0].reason}")
     return outcome

@@ -32,6 +32,7 @@ from .cli_options import (
 )
 from .drafting import pair_roles
 from .engine import Engine, Message
+from .errors import EdgeDraftError
 from .exit_status import INTERRUPTED, exit_status
 from .folder import open_model_folder, open_target_folder
 from .folder_report import cache_bytes_per_token, describe_folder, folder_lines
@@ -248,6 +249,8 @@ def _bench(args: argparse.Namespace) -> int:
         lines = table_lines(document)
     for line in lines:
         _say(line)
+    if document["error"]:
+        raise EdgeDraftError(f"{document['error']}; the result holds what came before")
     return INTERRUPTED if document["interrupted"] else 0
 
 

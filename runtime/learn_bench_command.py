@@ -63,6 +63,7 @@ class _Outcome:
     beside_ngrams: list[PromptResult] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     interrupted: bool = False
+    error: str | None = None  # what interrupted them, unless it was Ctrl-C
 
 
 def add_learn_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +97,8 @@ def learn_bench_request(args: argparse.Namespace, bench: BenchRequest) -> LearnB
 def measure_learning(request: LearnBenchRequest, progress: Progress) -> dict[str, Any]:
     """Run the protocol, write the files that were asked for and return the JSON document.
 
-    What can be refused is refused before the first run. Ctrl-C ends the runs early; what there is
-    of learning is written, marked as interrupted.
+    What can be refused is refused before the first run. Ctrl-C and errors end the runs early; what
+    there is of learning is written, marked as interrupted.
     """
     bench = request.bench
     drafter = _check(request)
@@ -120,12 +121,12 @@ def measure_learning(request: LearnBenchRequest, progress: Progress) -> dict[str
     outcome = _Outcome()
     try:
         _run_all(subject, streams, held_out, request, outcome, progress)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EdgeDraftError) as error:
         # An order that was cut short says little beside whole ones.
         outcome.orders = [x for x in outcome.orders if x.model] or outcome.orders
         if not (outcome.orders and outcome.orders[0].points):
             raise
-        outcome.interrupted = True
+        outcome.interrupted, outcome.error = True, str(error) or None
 
     names = [x.name for x in streams]
     orders = [describe_order(order, names) for order in outcome.orders]
@@ -146,6 +147,7 @@ def measure_learning(request: LearnBenchRequest, progress: Progress) -> dict[str
             "orders": request.orders,
         },
         "interrupted": outcome.interrupted,
+        "error": outcome.error,
         "provenance": {
             **provenance,
             "drafter": {"name": subject.folder.name, "fingerprint": subject.folder.fingerprint},

@@ -27,6 +27,7 @@ from edgedraft.runtime.bench_report import report, summarize
 from edgedraft.runtime.cli import main
 from edgedraft.runtime.datatypes import FinishReason, FloatArray
 from edgedraft.runtime.machine import PeakMemory, read_floor_s
+from edgedraft.runtime.peers import Peer
 from edgedraft.runtime.prompt_files import BenchPrompt
 from edgedraft.runtime.sampling import Sampler
 from edgedraft.runtime.stats import RunStats
@@ -70,6 +71,7 @@ DOCUMENT = {
     "prompts",
     "skipped",
     "interrupted",
+    "error",
     "provenance",
 }
 LOOP = "the ship in the sea and " * 4
@@ -307,7 +309,7 @@ def test_the_command_writes_the_document_scripts_rely_on(
     provenance = document["provenance"]
     assert provenance["target"]["fingerprint"] and provenance["threads"] == 1
     assert {"command", "git_revision", "packages", "cpu", "date", "load_average"} <= set(provenance)
-    assert document["interrupted"] is False
+    assert document["interrupted"] is False and document["error"] is None
     assert picture.read_bytes().startswith(b"\x89PNG")
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -334,6 +336,7 @@ def test_ctrl_c_keeps_what_was_measured(
     assert main(command.split()) == 130
     document = json.loads(out.read_text())
     assert document["interrupted"] is True and document["overall"]["prompts"] == 1
+    assert document["error"] is None
 
 
 FAKE_GENAI = """
@@ -392,6 +395,38 @@ def test_a_peer_that_dies_is_one_line(
     command = f"bench --target {tiny_folder(contract='genai')} --prompts {prompt_file}"
     assert main([*command.split(), "--compare", "genai"]) == 2
     assert capsys.readouterr().err == "edgedraft: genai ended unexpectedly (no message)\n"
+
+
+def test_a_peer_that_dies_later_leaves_what_was_measured(
+    tiny_folder: Callable[..., Path],
+    prompt_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "onnxruntime_genai.py").write_text(FAKE_GENAI)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    run, calls = Peer.run, []
+
+    def dying(self: Peer, *args: Any) -> Run:
+        calls.append(args)
+        if len(calls) == 5:  # in each of two ways: the warm-up, the first prompt, the second
+            self._process.kill()
+        return run(self, *args)
+
+    monkeypatch.setattr(Peer, "run", dying)
+    out = tmp_path / "result.json"
+    status = main(
+        f"bench --target {tiny_folder(contract='genai')} --prompts {prompt_file} --max-tokens 6 "
+        f"--ignore-eos --threads 1 --compare genai --json {out}".split()
+    )
+    assert status == 2
+    document = json.loads(out.read_text())
+    assert document["interrupted"] is True and document["error"].startswith("genai ended")
+    assert document["overall"]["peers"]["genai"]["prompts"] == 1
+    *table, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("edgedraft: genai ended unexpectedly (")
+    assert any(line.startswith("overall") for line in table)
 
 
 def test_other_drafters_take_turns_and_are_compared(

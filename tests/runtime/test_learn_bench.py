@@ -19,6 +19,7 @@ from edgedraft.runtime.adapter_store import AdapterStore
 from edgedraft.runtime.cli import main
 from edgedraft.runtime.datatypes import Draft
 from edgedraft.runtime.draft_model import DraftModel
+from edgedraft.runtime.errors import StateError
 from edgedraft.runtime.learn_bench import Order, Point, run_beside_ngrams
 from edgedraft.runtime.learn_bench_report import (
     describe_order,
@@ -42,6 +43,7 @@ DOCUMENT = {
     "skipped",
     "settings",
     "interrupted",
+    "error",
     "provenance",
 }
 BURNT_S = 0.05
@@ -195,7 +197,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_the_document_has_what_scripts_rely_on(ran: Ran) -> None:
     document = ran.document
     assert set(document) == DOCUMENT and set(document["summary"]) == SUMMARY
-    assert document["interrupted"] is False and document["skipped"] == []
+    assert document["interrupted"] is False and document["error"] is None
+    assert document["skipped"] == []
     assert document["provenance"]["drafter"]["fingerprint"]
     assert document["settings"]["learn"] == streams_in(ran.folder).split()[1:]
     first, second = document["orders"]
@@ -286,7 +289,14 @@ def test_a_request_that_cannot_be_served_is_told_of_and_left_out(
     assert [order["requests"] for order in document["orders"]] == [2, 2]
 
 
-def test_ctrl_c_keeps_the_orders_that_were_learned(
+@pytest.mark.parametrize(
+    ("end", "status", "error"),
+    [(KeyboardInterrupt(), 130, None), (StateError("no space left"), 2, "no space left")],
+)
+def test_ctrl_c_and_errors_keep_the_orders_that_were_learned(
+    end: BaseException,
+    status: int,
+    error: str | None,
     command: str,
     streams: str,
     learners: list[FakeLearner],
@@ -297,13 +307,13 @@ def test_ctrl_c_keeps_the_orders_that_were_learned(
 
     def interrupted(self: FakeLearner, request: Request) -> tuple[int, int, int]:
         if len(learners) == 3 and len(self.heard) == 4:
-            raise KeyboardInterrupt
+            raise end
         return passes(self, request)
 
     monkeypatch.setattr(FakeLearner, "passes", interrupted)
-    assert main(f"{command} {streams}".split()) == 130
+    assert main(f"{command} {streams}".split()) == status
     document = json.loads((tmp_path / "result.json").read_text())
-    assert document["interrupted"] is True
+    assert document["interrupted"] is True and document["error"] == error
     assert [order["requests"] for order in document["orders"]] == [8]
     assert document["alone"] is None and document["beside_ngrams"] is None
 
