@@ -9,8 +9,8 @@
     ├── StateError      device state that cannot be read or written
     └── VocabularyError a tokenizer whose tokens cannot be described in bytes
 
-A wrong argument raises `ValueError`. The command line prints either kind in one line and exits with
-2.
+A wrong argument raises `ValueError`. The command line says in one line what is wrong with its
+options, and every `EdgeDraftError`, and exits with 2; any other `ValueError` there is a bug.
 """
 
 
@@ -27,7 +27,7 @@ class FolderError(EdgeDraftError):
 
 
 class PromptError(EdgeDraftError):
-    """A prompt that cannot be served: empty, or longer than the context."""
+    """A prompt that cannot be served: empty, not Unicode, or longer than the context."""
 
 
 class ProviderError(EdgeDraftError):
