@@ -7,6 +7,7 @@ onnxruntime, so those make up the key under which a plan is kept.
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +15,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from .long_text_check import rows_keep_bits
 from .onnx_model import VERIFY_ROWS, OnnxModel
 from .ort_session import onnxruntime
 from .policy import PassCosts
 from .state import DeviceState
+
+_log = logging.getLogger(__name__)
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, VERIFY_ROWS)
 _REPEATS = 7
@@ -62,6 +66,7 @@ def load_or_measure_plan(model: OnnxModel, state: DeviceState, *, remeasure: boo
     if plan is None or _fastest_s(model) < _FASTER * plan.costs.seconds(2):
         plan = measure_plan(model)
         state.save("plans", {**plans, key: _to_json(plan)})
+        _check_bits(model)
     return plan
 
 
@@ -101,6 +106,20 @@ def measure_passes(model: OnnxModel, row_counts: Sequence[int], context: int) ->
     model.single_rows = single_rows
     model.rollback(0)
     return {rows: median(times) for rows, times in seconds.items()}
+
+
+def _check_bits(model: OnnxModel) -> None:
+    if model.max_rows == 1 or model.context_length <= _LONG_CONTEXT + VERIFY_ROWS:
+        return
+    if not rows_keep_bits(model, _LONG_CONTEXT):
+        _log.warning(
+            "%s: behind %d tokens, other rows of a pass change a row's logits with onnxruntime %s "
+            "on %s, so speculation may, rarely, change a token",
+            model.folder.graph,
+            _LONG_CONTEXT,
+            onnxruntime().__version__,
+            ", ".join(model.config.providers),
+        )
 
 
 def _fastest_s(model: OnnxModel) -> float:
