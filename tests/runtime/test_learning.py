@@ -231,30 +231,30 @@ def test_idle_does_not_work_behind_a_request(learning: Learning, learner: FakeLe
     assert learner.seconds == []
 
 
+@pytest.mark.parametrize(
+    ("error", "told", "is_bug"),
+    [
+        (StateError("the disk is full"), "the disk is full", False),
+        (KeyError("a bug"), "'a bug'", True),
+    ],
+)
 def test_a_learner_that_fails_is_told_of_once_and_left_alone(
-    learner: FakeLearner, drafter: FakeDrafter, caplog: pytest.LogCaptureFixture
+    learner: FakeLearner,
+    drafter: FakeDrafter,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    told: str,
+    is_bug: bool,
 ) -> None:
     learning = make_learning(learner, drafter, at_once=True)
-    learner.error = StateError("the disk is full")
+    learner.error = error
     for _ in range(4):
         request(learning)
         learning.work_at_once()
     learning.close()
-    assert caplog.messages == ["the disk is full; nothing more is learned"]
+    assert caplog.messages == [f"{told}; nothing more is learned"]
+    assert bool(caplog.records[0].exc_info) == is_bug  # where it came from
     assert len(learner.seconds) == 1
-
-
-def test_an_error_that_nobody_thought_of_costs_no_answer(
-    learner: FakeLearner, drafter: FakeDrafter, caplog: pytest.LogCaptureFixture
-) -> None:
-    learning = make_learning(learner, drafter, at_once=True)
-    learner.error = KeyError("a bug")
-    for _ in range(2):
-        request(learning)
-        learning.work_at_once()
-    learning.close()
-    assert caplog.messages == ["'a bug'; nothing more is learned"]
-    assert caplog.records[0].exc_info  # where it came from
 
 
 @pytest.fixture
