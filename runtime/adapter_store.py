@@ -103,7 +103,8 @@ class AdapterStore:
 
         Raises `AdapterError` for one that does not fit, `StateError` when the device refuses.
         """
-        trail, generation = self._trail(), 1 + self._highest()
+        trail, highest = self._saved()
+        generation = highest + 1
         adapter = Adapter(lora, generation, name, provenance or {})
         try:
             with _writing(self._folder):
@@ -212,18 +213,20 @@ class AdapterStore:
             written,
         )
 
+    def _saved(self) -> tuple[list[int | None], int]:
+        """Return the trail, and the highest number that a generation ever had."""
+        saved, generations = load_json(self._folder / _TRAIL), self._generations()
+        if not isinstance(saved, dict):  # lost, or of an older version
+            # The newest generation that can be used is the best guess.
+            saved = {"trail": [None, *generations], "highest": 0}
+        return saved["trail"], max([saved["highest"], *generations])
+
     def _trail(self) -> list[int | None]:
-        saved = load_json(self._folder / _TRAIL)
-        # Without it, the newest generation that can be used is the best guess.
-        return saved["trail"] if saved else [None, *self._generations()]
+        return self._saved()[0]
 
     def _save_trail(self, trail: list[int | None]) -> None:
-        save_json(self._folder / _TRAIL, {"trail": trail, "highest": self._highest()})
-
-    def _highest(self) -> int:
-        """Return the highest number that a generation ever had."""
-        saved = load_json(self._folder / _TRAIL)
-        return max([saved["highest"] if saved else 0, *self._generations()])
+        _, highest = self._saved()
+        save_json(self._folder / _TRAIL, {"trail": trail, "highest": highest})
 
     def _remove(self, generation: int) -> None:
         """Remove a generation, its manifest first: an adapter without one counts as not there."""

@@ -17,6 +17,7 @@ from edgedraft.runtime import AdapterError, StateError
 from edgedraft.runtime.adapter_file import AdapterBase
 from edgedraft.runtime.adapter_store import AdapterStore
 from edgedraft.runtime.lora import Lora
+from edgedraft.runtime.state import save_json
 
 BASE = AdapterBase("a" * 64, "b" * 64, "c" * 64, {"lm_head": (6, 4)})
 OTHER = AdapterBase("f" * 64, "b" * 64, "c" * 64, {"lm_head": (6, 4)})
@@ -217,6 +218,14 @@ def test_a_device_that_refuses_says_so_and_keeps_the_active_one(
                 change()
     assert active(store) == 1
     assert files(store._folder) == before
+
+
+def test_a_trail_of_an_older_version_is_as_good_as_lost(store: AdapterStore) -> None:
+    for number in (1, 2):
+        store.add(lora(number))
+    save_json(store._folder / "trail.json", [None, 1])
+    assert active(store) == 2
+    assert store.add(lora(3)) == 3
 
 
 def test_a_number_is_never_given_twice(store: AdapterStore) -> None:
