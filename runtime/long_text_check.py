@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from .onnx_model import OnnxModel
-
-_PREFILL_ROWS = 128
+from .onnx_model import VERIFY_ROWS, OnnxModel
 
 
 def rows_keep_bits(model: OnnxModel, context: int) -> bool:
     """Whether rows of a wide pass behind `context` tokens are those of a lone token in their
     place; the cache is emptied. The context has room for them.
     """
-    tokens = [(7 * i + 1) % model.vocab_size for i in range(context + 16)]
+    tokens = [(7 * i + 1) % model.vocab_size for i in range(context + VERIFY_ROWS)]
     model.rollback(0)
-    for start in range(0, context, _PREFILL_ROWS):
-        model.extend(tokens[start : min(start + _PREFILL_ROWS, context)])
-    rows = min(model.max_rows, 16)
+    model.extend(tokens[:context])
+    rows = model.max_rows
     wide = model.forward(tokens[context : context + rows]).copy()
     alike = True
     for row in (rows - 1, rows // 2, 0):  # each leaves the cache before it as it was
