@@ -89,7 +89,7 @@ def main() -> None:
         "plan": {str(k): x for k, x in sorted((engine.plan.pass_s if engine.plan else {}).items())},
         "settings": {
             "learn": args.learn.name,
-            "requests": len(trial.stream),
+            "requests": trial.requests,
             "prompts": [Path(x).name for x in args.prompts],
             "limit": args.limit,
             "max_tokens": args.max_tokens,

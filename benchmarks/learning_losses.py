@@ -1,13 +1,13 @@
-"""Measure what a drafter learns from a stream of answers, by loss, by rank of what it adds, and by
-what its acceptance head learns from.
+"""Measure what a drafter learns from a stream of answers, by loss, by rank of what it adds, by how
+long it rehearses, and by what its acceptance head learns from.
 
     python benchmarks/learning_losses.py --target DIR --drafter DIR --learn FILE --test FILE \
-        --json FILE [--requests 500] [--only NAME ...]
+        --json FILE [--requests 500] [--orders 1] [--only NAME ...]
 
 Answers with the target's likeliest tokens (`edgedraft-train corpus --top-k-logits`) are replayed to
-the learner as requests, in an order that depends on the seed alone. Then the drafter drafts other
-answers as it was shipped and as it has learned, by itself, greedily, four tokens a round: one pass
-over an answer tells what that would be. Prints one row of a table for each variant.
+the learner as requests, in one order or several. Then the drafter drafts other answers as it was
+shipped and as it has learned, by itself, greedily, four tokens a round: one pass over an answer
+tells what that would be. Prints one row of a table for each variant and order.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,9 @@ VARIANTS = {
     "rank 16": replace(_DEFAULT, rank=16, alpha=16.0),
     "rank 32": replace(_DEFAULT, rank=32, alpha=32.0),
     "rank 64": replace(_DEFAULT, rank=64, alpha=64.0),
+    "no rehearsals": replace(_DEFAULT, rehearsal_steps=0),
+    "rehearsals of 7 steps": replace(_DEFAULT, rehearsal_steps=7),
+    "rehearsals of 14 steps": replace(_DEFAULT, rehearsal_steps=14),
     "acceptance head as shipped": replace(_DEFAULT, acceptance=None),
     "acceptance head, joint": replace(_DEFAULT, acceptance="joint"),
     "acceptance head, interleaved": replace(_DEFAULT, acceptance="interleaved"),
@@ -93,21 +97,22 @@ class Trial:
         self._files = open_training_files(self._folder)
         self._graph = StepGraph(self._files)
         reader = Target(target)
-        stream = read_lessons(learn, reader)
-        # A file may be in the order in which answers ended.
-        order = np.random.default_rng(_DEFAULT.seed).permutation(len(stream))
-        self.stream = [stream[i] for i in order][:requests]
+        self._stream = read_lessons(learn, reader)
+        self.requests = min(requests, len(self._stream))
         tests = read_lessons(test, reader) if test else []
         teacher = Teacher(self._map, Objective())
         self._tests = [x for request in tests for lesson in request if (x := teacher.spell(lesson))]
 
-    def learn(self, config: LearnerConfig) -> tuple[OnlineLearner, Lora | None]:
-        """Replay the stream once."""
+    def learn(self, config: LearnerConfig, order: int = 0) -> tuple[OnlineLearner, Lora | None]:
+        """Replay the stream once, in an order of its own: a file may be in that in which answers
+        ended.
+        """
+        drawn = np.random.default_rng(order).permutation(len(self._stream))[: self.requests]
         with TemporaryDirectory() as folder:
             store = open_adapter_store(Path(folder), self._folder, self._ids)
             learner = self._learner(store, config)
-            for request in self.stream:
-                learner.add(request)
+            for i in drawn:
+                learner.add(self._stream[i])
                 learner.work(math.inf, lambda: False)
             adapter = store.active()
             return learner, adapter.lora if adapter else None
@@ -159,38 +164,41 @@ def main() -> None:
     parser.add_argument("--test", type=Path, required=True, metavar="FILE")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--requests", type=int, default=500, metavar="N")
+    parser.add_argument("--orders", type=int, default=1, metavar="N", help="of the answers")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="NAME", default=VARIANTS)
     args = parser.parse_args()
     trial = Trial(args.target, args.drafter, args.learn, args.requests, args.test)
     before = trial.test(None)
-    found = {}
-    row("", ["tokens per pass", "acceptance", "Brier score", "updates used", "undone", "CPU s"])
-    row("---", ["---"] * 6)
-    row("as shipped", [*cells(before), "", "", ""])
-    for name in args.only:
-        learner, lora = trial.learn(VARIANTS[name])
-        after, stats = trial.test(lora), learner.stats
-        found[name] = {
-            **after,
-            "used": stats.accepted,
-            "undone": stats.rolled_back,
-            "begun_anew": stats.begun_anew,
-            "steps": stats.steps,
-            "cpu_s": stats.cpu_s,
-        }
-        numbers = [str(stats.accepted), str(stats.rolled_back), f"{stats.cpu_s:.0f}"]
-        row(name, [*cells(after), *numbers])
-    document = {
+    document: dict[str, Any] = {
         "shipped": before,
-        "variants": found,
+        "variants": {name: [] for name in args.only},
         "settings": {
             "learn": args.learn.name,
             "test": args.test.name,
-            "requests": len(trial.stream),
+            "requests": trial.requests,
         },
         "provenance": describe_run(trial.target, SessionConfig(threads=_DEFAULT.threads), 0),
     }
-    write_atomic(args.json, json.dumps(document, indent=1).encode() + b"\n")
+    row("", ["tokens per pass", "acceptance", "Brier score", "updates used", "undone", "CPU s"])
+    row("---", ["---"] * 6)
+    row("as shipped", [*cells(before), "", "", ""])
+    for order in range(args.orders):
+        for name, found in document["variants"].items():
+            learner, lora = trial.learn(VARIANTS[name], order)
+            after, stats = trial.test(lora), learner.stats
+            found.append(
+                {
+                    **after,
+                    "used": stats.accepted,
+                    "undone": stats.rolled_back,
+                    "begun_anew": stats.begun_anew,
+                    "steps": stats.steps,
+                    "cpu_s": stats.cpu_s,
+                }
+            )
+            numbers = [str(stats.accepted), str(stats.rolled_back), f"{stats.cpu_s:.0f}"]
+            row(name, [*cells(after), *numbers])
+            write_atomic(args.json, json.dumps(document, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":
