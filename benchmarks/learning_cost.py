@@ -1,21 +1,21 @@
 """What learning takes from the requests it happens beside, and what an update and a swap take.
 
     python benchmarks/learning_cost.py --target DIR --drafter DIR --prompts FILE ... --json FILE \
-        [--requests 100] [--max-tokens 64] [--rounds 4]
+        [--requests 100] [--max-tokens 64] [--blocks 4]
 
-The same requests arrive back to back, again and again, each by turns with learning off and with
-`--learn idle`, which has enough to learn from after a few of them. All in one engine, since where
-its weights lie in memory makes more of a difference than learning; a first round, in which its
-n-grams hear the answers, is not counted. Then a learner takes in the answers and makes its updates
-on one thread; the drafter is opened with every adapter that comes of it.
+The same requests arrive back to back, in blocks that take turns: with learning off, and with
+`--learn idle`, which has enough to learn from after a few of them. Every block has an engine of its
+own, and begins with nothing but the plan of the device. Then a learner takes in the answers
+and makes its updates on one thread; the drafter is opened with every adapter that comes of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -35,26 +35,24 @@ from edgedraft.trainer.online import OnlineLearner
 _SWAPS = 7
 
 
-def rounds(
-    engine: Engine, prompts: Sequence[Sequence[int]], count: int, config: DecodeConfig
-) -> Iterator[dict[Learn, float]]:
-    """Yield the seconds that all requests take without learning and with it, round after round."""
-    learning = engine.learning
-    assert learning is not None
-    for number in range(count + 1):
-        seconds: dict[Learn, float] = {"off": 0.0, "idle": 0.0}
-        for turn in range(2):
-            for i, prompt in enumerate(prompts):
-                learn: Learn = "idle" if (i + turn) % 2 else "off"
-                # Without it, the learner must not believe that nobody is asking.
-                learning.begin(())
-                engine.learning = learning if learn == "idle" else None
-                started = perf_counter()
-                engine.generate(prompt, config)
-                seconds[learn] += perf_counter() - started
-        if number:
-            yield seconds
-    engine.learning = learning
+def block(args: argparse.Namespace, learn: Learn, plan: Path, prompts: list[list[int]]) -> float:
+    """Return the seconds that all requests take, one right after the other; `plan` is a state
+    folder with no more than that.
+    """
+    config = DecodeConfig(max_tokens=args.max_tokens)
+    with TemporaryDirectory() as folder:
+        state = Path(folder) / "state"
+        shutil.copytree(plan, state)
+        engine = Engine.open(
+            args.target, drafters=["ngram", args.drafter], state_dir=state, learn=learn
+        )
+        engine.generate(prompts[0], config)
+        started = perf_counter()
+        for prompt in prompts:
+            engine.generate(prompt, config)
+        seconds = perf_counter() - started
+        engine.close()
+    return seconds
 
 
 def update(engine: Engine, prompts: Sequence[BenchPrompt], config: DecodeConfig) -> dict[str, Any]:
@@ -94,23 +92,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--requests", type=int, default=100, metavar="N")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--rounds", type=int, default=4, metavar="N")
+    parser.add_argument("--blocks", type=int, default=4, metavar="N", help="of each kind")
     args = parser.parse_args()
     config = DecodeConfig(max_tokens=args.max_tokens)
-    drafters = ["ngram", args.drafter]
+    seconds: dict[Learn, list[float]] = {"off": [], "idle": []}
     with TemporaryDirectory() as folder:
-        engine = Engine.open(args.target, drafters=drafters, state_dir=Path(folder), learn="idle")
+        plan = Path(folder)
+        engine = Engine.open(
+            args.target, drafters=["ngram", args.drafter], state_dir=plan, keep=False
+        )
         prompts = load_prompts(args.prompts)[: args.requests]
         encoded = [engine.encode(prompt.content) for prompt in prompts]
-        seconds = []
-        for found in rounds(engine, encoded, args.rounds, config):
-            seconds.append(found)
-            print(f"off {found['off']:.2f} s, idle {found['idle']:.2f} s", file=sys.stderr)
-        engine.close()
-        # Another one, which nobody learns beside; what passes cost is known by now.
-        engine = Engine.open(args.target, drafters=drafters, state_dir=Path(folder), keep=False)
-        costs = update(engine, prompts, config)
-    ratios = [x["idle"] / x["off"] for x in seconds]
+        for number in range(args.blocks):
+            for name in list(seconds)[:: 1 if number % 2 else -1]:
+                seconds[name].append(block(args, name, plan, encoded))
+                print(name, f"{seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    costs = update(engine, prompts, config)
+    ratios = [a / b for a, b in zip(seconds["idle"], seconds["off"], strict=True)]
     document = {
         "seconds": seconds,
         "idle_over_off": {"median": median(ratios), "each": ratios},
