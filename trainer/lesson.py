@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ TOP = 8  # of the target's likeliest tokens
 # that is done with a round.
 _FAR = 6.0
 _STRIDE = 16
+
+Likeliest: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # holds arrays
@@ -66,40 +69,68 @@ class Recorder:
     def __init__(self, prompt: Sequence[int]) -> None:
         self._prompt = prompt
         self._tokens: list[int] = []
-        self._ids: list[npt.NDArray[np.intp]] = []
-        self._log_probs: list[FloatArray] = []
+        self._glimpses: list[Glimpse] = []  # of the last tokens
+        self._likeliest: list[Likeliest] = []  # of those before
 
     def observe(self, trace: RoundTrace) -> None:
         """Take note of a round."""
         self._tokens += trace.emitted
-        for row, token in zip(trace.logits, trace.emitted, strict=True):
-            ids, log_probs = likeliest(row, token)
-            self._ids.append(ids)
-            self._log_probs.append(log_probs)
+        self._glimpses += map(glimpse, trace.logits, trace.emitted)
+        if len(self._glimpses) >= LENGTH:
+            self._sum_up()
 
     def lessons(self) -> list[Lesson]:
         """Return what the request can teach."""
-        lesson = Lesson.certain(self._prompt, self._tokens)
-        lesson.top_log_probs[:] = -np.inf
-        for i, (ids, log_probs) in enumerate(zip(self._ids, self._log_probs, strict=True)):
-            lesson.top_ids[i, : len(ids)] = ids
-            lesson.top_log_probs[i, : len(ids)] = log_probs
-        return list(lesson.parts())
+        if self._glimpses:
+            self._sum_up()
+        if not self._tokens:
+            return []
+        ids, log_probs = map(np.concatenate, zip(*self._likeliest, strict=True))
+        context, tokens = np.array(self._prompt, np.int32), np.array(self._tokens, np.int32)
+        return list(Lesson(context, tokens, ids, log_probs).parts())
+
+    def _sum_up(self) -> None:
+        self._likeliest.append(likeliest(self._glimpses))
+        self._glimpses = []
 
 
-def likeliest(row: FloatArray, token: int) -> tuple[npt.NDArray[np.intp], FloatArray]:
-    """Return the likeliest tokens of a row of logits, best first, and their log probabilities.
-
-    `token` is the one that was chosen, which saves looking for the best.
+class Glimpse(NamedTuple):
+    """What is kept of a row of logits until there is time to sum it up: behind a pass of the
+    target every operation finds its code and its data gone from the caches, and takes thrice the
+    time.
     """
+
+    chosen: np.float32  # the logit of the token that came
+    near: npt.NDArray[np.intp]  # tokens that are not much less likely
+    logits: FloatArray  # theirs
+    some: FloatArray  # of all
+
+
+def glimpse(row: FloatArray, token: int) -> Glimpse:
+    """Return what is needed of a row where `token` was chosen."""
     chosen = row[token]
     near = np.flatnonzero(row > chosen - _FAR)
-    logits = row[near] - chosen
-    some = row[::_STRIDE]
-    far = some[some <= chosen - _FAR] - chosen
-    total = np.log(np.exp(logits).sum() + _STRIDE * np.exp(far).sum())
-    if len(near) > TOP:
-        few = np.argpartition(logits, -TOP)[-TOP:]
-        near, logits = near[few], logits[few]
-    order = np.argsort(-logits)
-    return near[order], logits[order] - total
+    return Glimpse(chosen, near, row[near], row[::_STRIDE].copy())
+
+
+def likeliest(glimpses: Sequence[Glimpse]) -> Likeliest:
+    """Return the likeliest tokens of each of n rows, best first, shape (n, TOP), and their log
+    probabilities, -inf where there are fewer.
+    """
+    chosen = np.array([x.chosen for x in glimpses])
+    counts = np.array([len(x.near) for x in glimpses])
+    row = np.repeat(np.arange(len(glimpses)), counts)
+    near = np.concatenate([x.near for x in glimpses])
+    logits = np.concatenate([x.logits for x in glimpses]) - chosen[row]
+    far = np.stack([x.some for x in glimpses]) - chosen[:, None]
+    far[far > -_FAR] = -np.inf
+    mass = np.bincount(row, np.exp(logits), len(glimpses)) + _STRIDE * np.exp(far).sum(axis=1)
+    order = np.lexsort((-logits, row))  # within each row, so row[order] is row
+    rank = np.arange(len(row)) - (counts.cumsum() - counts)[row]
+    few = rank < TOP
+    place, best = (row[few], rank[few]), order[few]
+    ids = np.zeros((len(glimpses), TOP), np.int32)
+    log_probs = np.full(ids.shape, -np.inf, np.float16)
+    ids[place] = near[best]
+    log_probs[place] = logits[best] - np.log(mass)[row[few]]
+    return ids, log_probs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgedraft.runtime.datatypes import NOTHING, FloatArray, RoundTrace, Timings, Verdict
-from edgedraft.trainer.lesson import CONTEXT, LENGTH, TOP, Lesson, Recorder, likeliest
+from edgedraft.trainer.lesson import CONTEXT, LENGTH, TOP, Lesson, Recorder, glimpse, likeliest
 
 
 def trace(tokens: list[int], logits: FloatArray) -> RoundTrace:
@@ -23,30 +23,59 @@ def rows(count: int, vocab: int = 500, seed: int = 0) -> FloatArray:
 
 
 def test_the_likeliest_tokens_come_with_their_log_probabilities_best_first() -> None:
-    for row in rows(20, vocab=20_000):
-        ids, log_probs = likeliest(row, int(row.argmax()))
-        exact = row - np.log(np.exp(row.astype(np.float64)).sum())
-        best = np.argsort(-row)[: len(ids)]
-        assert 1 <= len(ids) <= TOP
-        assert ids.tolist() == best.tolist()
-        np.testing.assert_allclose(log_probs, exact[best], atol=0.05)
+    logits = rows(20, vocab=20_000)
+    rng = np.random.default_rng(1)
+    for row in logits[::2]:  # where some others come close
+        near = rng.choice(len(row), 2 * TOP, replace=False)
+        row[near] = row.max() - rng.uniform(0.5, 5, len(near))
+    ids, log_probs = likeliest([glimpse(row, int(row.argmax())) for row in logits])
+    assert ids.shape == log_probs.shape == (20, TOP)
+    exact = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    known = np.isfinite(log_probs)
+    assert known[:, 0].all()
+    assert known.any(axis=0).all()
+    for i in range(20):
+        count = known[i].sum()
+        assert known[i, :count].all()
+        assert ids[i, :count].tolist() == np.argsort(-logits[i])[:count].tolist()
+        np.testing.assert_allclose(log_probs[i, :count], exact[i, ids[i, :count]], atol=0.05)
 
 
-def test_a_request_becomes_a_lesson_of_its_rounds_even_if_the_rows_are_overwritten() -> None:
-    logits = rows(5)
-    expected = [likeliest(row.copy(), token) for token, row in enumerate(logits)]
+def test_the_likeliest_tokens_of_a_row_do_not_depend_on_its_company() -> None:
+    logits = rows(9)
+    glimpses = [glimpse(row, i) for i, row in enumerate(logits)]  # some chosen far from the best
+    together = likeliest(glimpses)
+    for i, alone in enumerate(glimpses):
+        for x, y in zip(likeliest([alone]), together, strict=True):
+            np.testing.assert_array_equal(x[0], y[i])
+
+
+def test_a_row_of_nothing_that_is_a_number_does_no_harm_to_the_others() -> None:
+    logits = rows(3)
+    expected = likeliest([glimpse(row, 0) for row in logits[::2]])
+    logits[1] = np.nan
+    ids, log_probs = likeliest([glimpse(row, 0) for row in logits])
+    assert not np.isfinite(log_probs[1]).any()
+    np.testing.assert_array_equal(ids[::2], expected[0])
+    np.testing.assert_array_equal(log_probs[::2], expected[1])
+
+
+@pytest.mark.parametrize("count", [5, LENGTH + 40])
+def test_a_request_becomes_lessons_of_its_rounds_even_if_the_rows_are_overwritten(
+    count: int,
+) -> None:
+    logits = rows(count)
+    ids, log_probs = likeliest([glimpse(row, token) for token, row in enumerate(logits)])
     recorder = Recorder([1, 2, 3])
-    for start, stop in ((0, 2), (2, 5)):
+    for start, stop in ((0, 2), *((i, min(i + 3, count)) for i in range(2, count, 3))):
         part = logits[start:stop].copy()
         recorder.observe(trace(list(range(start, stop)), part))
         part[:] = np.nan
-    (lesson,) = recorder.lessons()
-    assert lesson.context.tolist() == [1, 2, 3]
-    assert lesson.tokens.tolist() == [0, 1, 2, 3, 4]
-    for i, (ids, log_probs) in enumerate(expected):
-        known = np.isfinite(lesson.top_log_probs[i])
-        assert lesson.top_ids[i][known].tolist() == ids.tolist()
-        np.testing.assert_allclose(lesson.top_log_probs[i][known], log_probs, atol=1e-2)
+    lessons = recorder.lessons()
+    assert lessons[0].context.tolist() == [1, 2, 3]
+    assert [x for lesson in lessons for x in lesson.tokens.tolist()] == list(range(count))
+    np.testing.assert_array_equal(np.concatenate([x.top_ids for x in lessons]), ids)
+    np.testing.assert_array_equal(np.concatenate([x.top_log_probs for x in lessons]), log_probs)
 
 
 def test_a_request_that_said_nothing_teaches_nothing() -> None:
