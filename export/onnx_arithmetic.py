@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 Operand: TypeAlias = Union["Expression", float, Sequence[int], npt.NDArray[Any]]
 
@@ -56,10 +57,14 @@ class Expression:
         return self.op("Neg")
 
     def product(
-        self, other: Expression, *, flip_left: bool = False, flip_right: bool = False
+        self,
+        other: Expression,
+        *added: Expression,
+        flip_left: bool = False,
+        flip_right: bool = False,
     ) -> Expression:
-        """Return the product of two matrices, either of them transposed first."""
-        return self.op("Gemm", other, transA=int(flip_left), transB=int(flip_right))
+        """Return the product of two matrices, either of them transposed first, plus a third."""
+        return self.op("Gemm", other, *added, transA=int(flip_left), transB=int(flip_right))
 
     def sum(self, axis: int = -1) -> Expression:
         return self.op("ReduceSum", [axis])
@@ -115,7 +120,9 @@ class Recorder:
         self._outputs.append(value)
 
     def model(self, name: str, *, opset: int, ir_version: int) -> ir.Model:
-        """Return the graph as it stands."""
+        """Return the graph as it stands, without nodes that no output needs: onnxruntime would run
+        them.
+        """
         graph = ir.Graph(
             self._inputs,
             self._outputs,
@@ -123,7 +130,9 @@ class Recorder:
             opset_imports={"": opset},
             name=name,
         )
-        return ir.Model(graph, ir_version=ir_version, producer_name="edgedraft")
+        model = ir.Model(graph, ir_version=ir_version, producer_name="edgedraft")
+        RemoveUnusedNodesPass()(model)
+        return model
 
 
 def _constant(tape: ir.tape.Tape, value: Any) -> ir.Value:

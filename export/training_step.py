@@ -6,9 +6,10 @@ included, multiplies by
 
     W + scale * B @ A          W (outputs, inputs), A (rank, inputs), B (outputs, rank)
 
-With dW = dY^T X that gives dB = scale dW A^T and dA = scale B^T dW, computed from the thin side. A
-module of rank 0 is not trained and costs nothing. Sequences are padded on the right with any token:
-attention is causal, so padding reaches nothing before it.
+With dW = dY^T X that gives dB = scale dW A^T and dA = scale B^T dW, computed from the thin side.
+The head has far more outputs than a pass has positions, so there the products are added and not the
+matrices. A module of rank 0 is not trained and costs nothing. Sequences are padded on the right
+with any token: attention is causal, so padding reaches nothing before it.
 
 A drafter's acceptance head learns beside it: in the graph of what was predicted, since that is what
 it is about, and from it no gradient reaches the drafter.
@@ -44,6 +45,9 @@ _LINEARS = (
 )
 _EMBEDDING = "model.embed_tokens.weight"
 _WIDEN = f"{PREFIX}widen"
+# Less attention than this is none. It changes no sum; but where it, or its product with a gradient,
+# is a denormal number, a processor takes many times as long.
+_LEAST_ATTENTION = 1e-20
 _GROUP = 2  # the axis of the query heads that share a key, of five
 
 
@@ -209,7 +213,7 @@ class _Step:
             norm = f"{layer}.post_attention_layernorm"
             x = through(self._residual(x, norm, layer, self._mlp))
         self._hidden = x = through(self._norm(x, "model.norm"))
-        logits = through(self._linear(x, _HEAD))
+        logits = through(self._linear(x, _HEAD, merged=False))
 
         def backward(d: Expression) -> Expression:
             for part in reversed(backwards):
@@ -266,19 +270,27 @@ class _Step:
 
         return unit * gain, backward
 
-    def _linear(self, x: Expression, module: str) -> tuple[Expression, Backward]:
+    def _linear(
+        self, x: Expression, module: str, *, merged: bool = True
+    ) -> tuple[Expression, Backward]:
         a = self._lora[f"{module}.lora_A"] * self._scale
         b = self._lora[f"{module}.lora_B"]
-        weight = b.op("Gemm", a, self._weights[self._model.modules[module]].cast(_FLOAT))
-        y = x.product(weight, flip_right=True)
+        weight = self._weights[self._model.modules[module]].cast(_FLOAT)
+        thin_x = x.product(a, flip_right=True)
+        if merged:
+            weight = b.product(a, weight)
+            y = x.product(weight, flip_right=True)
+        else:
+            y = thin_x.product(b, x.product(weight, flip_right=True), flip_right=True)
         if (bias := self._weights.get(f"{module}.bias")) is not None:
             y = y + bias.cast(_FLOAT)
 
         def backward(d: Expression) -> Expression:
-            thin_x, thin_d = x.product(a, flip_right=True), d.product(b) * self._scale
-            self.gradients[f"{module}.lora_A"] = thin_d.product(x, flip_left=True)
+            thin_d = d.product(b)
+            self.gradients[f"{module}.lora_A"] = thin_d.product(x, flip_left=True) * self._scale
             self.gradients[f"{module}.lora_B"] = d.product(thin_x, flip_left=True)
-            return d.product(weight)
+            d_x = d.product(weight)
+            return d_x if merged else thin_d.product(a, d_x)
 
         return y, backward
 
@@ -308,6 +320,7 @@ class _Step:
         k = self._rotated(self._split(k, 1))
         v = self._split(v, 1)
         probs = (q @ k.flipped() + self._mask).op("Softmax", axis=-1)
+        probs = probs.op("ThresholdedRelu", alpha=_LEAST_ATTENTION)
         mixed = probs @ v
         y, o_backward = self._linear(self._joined(mixed), f"{name}o_proj")
 
