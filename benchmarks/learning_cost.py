@@ -1,12 +1,14 @@
 """What learning takes from the requests it happens beside, and what an update and a swap take.
 
     python benchmarks/learning_cost.py --target DIR --drafter DIR --prompts FILE ... --json FILE \
-        [--requests 100] [--max-tokens 64] [--blocks 4]
+        [--requests 100] [--max-tokens 64] [--rounds 12] [--each 25]
 
-The same requests arrive back to back, in blocks that take turns: with learning off, and with
-`--learn idle`, which has enough to learn from after a few of them. Every block has an engine of its
-own, and begins with nothing but the plan of the device. Then a learner takes in the answers
-and makes its updates on one thread; the drafter is opened with every adapter that comes of it.
+Requests that arrive back to back, so that nothing is learned meanwhile: what is left is to hear of
+each round. Three engines take turns request by request, one with `--learn idle` and two with
+learning off, since two engines that are alike differ by some percent, too: by where their memory
+lies. Every round opens new ones, in another order, and takes the next of the requests. Then a
+learner takes in the answers and makes its updates on one thread; the drafter is opened with every
+adapter that comes of it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import argparse
 import json
 import shutil
 import sys
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
@@ -33,26 +38,47 @@ from edgedraft.runtime.state import write_atomic
 from edgedraft.trainer.online import OnlineLearner
 
 _SWAPS = 7
+_ENGINES: dict[str, Learn] = {"off": "off", "off_again": "off", "idle": "idle"}
 
 
-def block(args: argparse.Namespace, learn: Learn, plan: Path, prompts: list[list[int]]) -> float:
-    """Return the seconds that all requests take, one right after the other; `plan` is a state
-    folder with no more than that.
+def take_turns(
+    args: argparse.Namespace, plan: Path, prompts: Sequence[list[int]], number: int
+) -> dict[str, float]:
+    """Return the seconds that the requests take each engine; `plan` is a state folder with no more
+    than the plan of the device, `number` that of the round.
     """
     config = DecodeConfig(max_tokens=args.max_tokens)
-    with TemporaryDirectory() as folder:
-        state = Path(folder) / "state"
-        shutil.copytree(plan, state)
-        engine = Engine.open(
-            args.target, drafters=["ngram", args.drafter], state_dir=state, learn=learn
-        )
-        engine.generate(prompts[0], config)
-        started = perf_counter()
+    names = deque(_ENGINES)
+    names.rotate(number)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for name in names:
+            state = Path(folder) / name
+            shutil.copytree(plan, state)
+            engine = engines[name] = Engine.open(
+                args.target,
+                drafters=["ngram", args.drafter],
+                state_dir=state,
+                learn=_ENGINES[name],
+            )
+            stack.enter_context(engine)
+            if engine.learning is not None:
+                engine.learning.rest_s = float("inf")  # its own requests are back to back
+            engine.generate("Say hello.", config)
+        seconds = dict.fromkeys(_ENGINES, 0.0)
         for prompt in prompts:
-            engine.generate(prompt, config)
-        seconds = perf_counter() - started
-        engine.close()
+            names.rotate(1)
+            for name in names:
+                started = perf_counter()
+                engines[name].generate(prompt, config)
+                seconds[name] += perf_counter() - started
     return seconds
+
+
+def compare_rounds(ratios: list[float]) -> dict[str, Any]:
+    """Return the mean of some ratios with its standard error."""
+    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    return {"mean": mean(ratios), "standard_error": error, "each": ratios}
 
 
 def update(engine: Engine, prompts: Sequence[BenchPrompt], config: DecodeConfig) -> dict[str, Any]:
@@ -92,10 +118,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--requests", type=int, default=100, metavar="N")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--blocks", type=int, default=4, metavar="N", help="of each kind")
+    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="with new engines")
+    parser.add_argument("--each", type=int, default=25, metavar="N", help="requests in one")
     args = parser.parse_args()
     config = DecodeConfig(max_tokens=args.max_tokens)
-    seconds: dict[Learn, list[float]] = {"off": [], "idle": []}
+    rounds: list[dict[str, float]] = []
     with TemporaryDirectory() as folder:
         plan = Path(folder)
         engine = Engine.open(
@@ -103,25 +130,34 @@ def main() -> None:
         )
         prompts = load_prompts(args.prompts)[: args.requests]
         encoded = [engine.encode(prompt.content) for prompt in prompts]
-        for number in range(args.blocks):
-            for name in list(seconds)[:: 1 if number % 2 else -1]:
-                seconds[name].append(block(args, name, plan, encoded))
-                print(name, f"{seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+        following = cycle(encoded)
+        for number in range(args.rounds):
+            rounds.append(take_turns(args, plan, list(islice(following, args.each)), number))
+            print({k: round(x, 2) for k, x in rounds[-1].items()}, file=sys.stderr, flush=True)
     costs = update(engine, prompts, config)
-    ratios = [a / b for a, b in zip(seconds["idle"], seconds["off"], strict=True)]
+    against = {
+        name: compare_rounds([2 * x[name] / (x["off"] + x["off_again"]) for x in rounds])
+        for name in _ENGINES
+    }
     document = {
-        "seconds": seconds,
-        "idle_over_off": {"median": median(ratios), "each": ratios},
+        "seconds": rounds,
+        "over_mean_of_off": against,
         **costs,
-        "settings": {"requests": len(prompts), "max_tokens": args.max_tokens},
+        "settings": {
+            "requests": len(prompts),
+            "requests_in_a_round": args.each,
+            "max_tokens": args.max_tokens,
+        },
         "provenance": describe_run(engine.target.folder, engine.target.config, 0),
     }
     write_atomic(args.json, json.dumps(document, indent=1).encode() + b"\n")
     slowest = max((x["cpu_s"] for x in costs["updates"]), default=float("nan"))
     swap = median(costs["swap_s"]) if costs["swap_s"] else float("nan")
     print(
-        f"idle over off: {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); slowest "
-        f"update {slowest:.2f} s of CPU; swap {1e3 * swap:.0f} ms"
+        f"idle over off: {against['idle']['mean']:.3f} (standard error "
+        f"{against['idle']['standard_error']:.3f}; an engine with learning off over both: up to "
+        f"{max(against['off']['each'] + against['off_again']['each']):.3f}); slowest update "
+        f"{slowest:.2f} s of CPU; swap {1e3 * swap:.0f} ms"
     )
 
 

@@ -98,12 +98,14 @@ class Learning:
         at_once: bool = False,
         rest_s: float = _REST_S,
     ) -> None:
-        """`reopen` opens the drafter as it is after learning, `at_once` is "always"."""
+        """`reopen` opens the drafter as it is after learning, `at_once` is "always", `rest_s` is
+        for how long nobody has to ask anything before it learns.
+        """
         self.learner = learner
         self._drafter = drafter
         self._reopen = reopen
         self._at_once = at_once
-        self._rest_s = rest_s
+        self.rest_s = rest_s
         self._changed = threading.Condition()
         self._asked = False  # a request is running
         self._closed = False
@@ -179,7 +181,7 @@ class Learning:
             self._changed.wait_for(self._has_work)
             finished = self._finished
             follows = self._changed.wait_for(
-                lambda: self._is_wanted() or self._finished > finished, self._rest_s
+                lambda: self._is_wanted() or self._finished > finished, self.rest_s
             )
         return None if follows else finished
 

@@ -35,19 +35,16 @@ def curriculum(
     yield from _steps(turns, config.steps, config.positions)
 
 
-def acceptance_curriculum(
-    new: Sequence[Lesson],
+def interleaved_curriculum(
     recent: Sequence[Lesson],
     teacher: Teacher,
     config: LearnerConfig,
     rng: np.random.Generator,
 ) -> Iterator[list[Passage]]:
-    """Yield the passages of each step of an acceptance head."""
-    if config.acceptance is None:
-        return
-    pool = new if config.acceptance == "joint" else recent
+    """Yield the passages of each step of an acceptance head that learns from a buffer."""
     # No more than the steps can use, since spelling takes time; short ones come several times.
-    some = [pool[i] for i in rng.permutation(len(pool))[: config.acceptance_steps * _LESSONS]]
+    most = config.acceptance_steps * _LESSONS
+    some = [recent[i] for i in rng.permutation(len(recent))[:most]]
     spelled = [x.passage for lesson in some if (x := teacher.spell(lesson))]
     yield from _steps(cycle(spelled), config.acceptance_steps, config.positions)
 

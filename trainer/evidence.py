@@ -11,12 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from edgedraft.runtime.lora import Lora
-
-from .lesson import Lesson
 from .rounds import count_matches, matches_of
-from .step_graph import StepGraph
-from .teacher import Teacher
+from .step_graph import Prediction
+from .teacher import SpelledLesson
 
 REMEMBERED = 36  # lessons
 _NEWEST = 6  # lessons
@@ -29,6 +26,9 @@ class Comparison(NamedTuple):
     tokens: int
     student: int
     shipped: int
+
+
+NOTHING = Comparison(0, 0, 0)  # to compare: a lesson that cannot be spelled
 
 
 class Evidence:
@@ -79,17 +79,12 @@ class Evidence:
         }
 
 
-def compare(lesson: Lesson, lora: Lora | None, graph: StepGraph, teacher: Teacher) -> Comparison:
-    """Predict a lesson with a LoRA and without. Raises `Interrupted`."""
-    if (spelled := teacher.spell(lesson)) is None:
-        return Comparison(0, 0, 0)
-
-    def passes(with_lora: Lora | None) -> int:
-        (prediction,) = graph.predictions([spelled.passage], with_lora)
-        return count_matches(matches_of(prediction.hit.tolist(), spelled.lengths)).rounds
-
-    shipped = passes(None)
-    return Comparison(len(spelled.lengths), passes(lora) if lora else shipped, shipped)
+def compare(lesson: SpelledLesson, student: Prediction, shipped: Prediction) -> Comparison:
+    """Count what two predictions of a lesson come to."""
+    passes = (
+        count_matches(matches_of(x.hit.tolist(), lesson.lengths)).rounds for x in (student, shipped)
+    )
+    return Comparison(len(lesson.lengths), *passes)
 
 
 def are_positive(differences: Sequence[float], errors: float) -> bool:

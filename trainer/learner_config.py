@@ -8,9 +8,10 @@ from typing import Literal, TypeAlias
 from .adamw import AdamW
 from .teacher import Objective
 
-# What an acceptance head learns from (OmniDraft, arXiv 2507.02659, algorithms 3 and 4): joint, what
-# the drafter is about to learn from; interleaved, as much out of a larger buffer. There, other than
-# in the paper, it is worth less: what the drafter has learned from, it drafts better than the rest.
+# What an acceptance head learns from (OmniDraft, arXiv 2507.02659, algorithms 3 and 4): joint, the
+# lessons that the student is asked, which it learns from next; interleaved, a larger buffer. That,
+# other than in the paper, is worth less: what the drafter has learned from, it drafts better than
+# the rest.
 Acceptance: TypeAlias = Literal["interleaved", "joint"]
 
 
@@ -29,7 +30,7 @@ class LearnerConfig:
     rehearsal_steps: int = 7
     positions: int = 128  # predicted pieces in one step
     acceptance: Acceptance | None = "joint"  # None: the head stays as it was shipped
-    acceptance_steps: int = 3  # of the head, in one update
+    acceptance_steps: int = 3  # of an interleaved head, in one update; a joint one's are lessons
     threads: int = 1
     seed: int = 0
 

@@ -3,11 +3,11 @@
     lessons -> does the student draft them better? -> a few steps -> next generation, or nothing
 
 An update takes the next few lessons. First the student drafts them, which it has not learned from
-yet: that tells whether what it learned before is to be used (`evidence.py`). It has to do better
-than the drafter as shipped to come into use, and goes out of use where it does worse; while it is
-in use, the average of its latest states is the next generation. Then it learns, in use or not, from
-the new lessons and from older ones in turn. A student that does clearly worse for a long time
-begins anew.
+yet: that tells whether what it learned before is to be used (`evidence.py`), and its acceptance
+head learns from what became of the drafts. The student has to do better than the drafter as shipped
+to come into use, and goes out of use where it does worse; while it is in use, the average of its
+latest states is the next generation. Then it learns, in use or not, from the new lessons and from
+older ones in turn. A student that does clearly worse for a long time begins anew.
 
 One pass over the lessons is not all that they can teach. So each update is owed a rehearsal, steps
 on what is kept, which is made when there is nothing new to learn from and what came of the update
@@ -37,11 +37,11 @@ from edgedraft.runtime.training_files import TrainingFiles
 from edgedraft.runtime.vocab_map import VocabMap
 
 from .buffer import RECENT, Buffer
-from .curriculum import acceptance_curriculum, curriculum
-from .evidence import Comparison, Evidence, compare
+from .curriculum import curriculum, interleaved_curriculum
+from .evidence import NOTHING, Comparison, Evidence, compare
 from .learner_config import LearnerConfig, LearnerStats
 from .lesson import Lesson, Recorder
-from .step_graph import Passage, StepGraph, in_full
+from .step_graph import Passage, Prediction, StepGraph, in_full
 from .student import Student
 from .student_file import Progress, StudentFile
 from .teacher import Teacher
@@ -49,7 +49,7 @@ from .teacher import Teacher
 # Standard errors of the evidence. What has proved itself stays in use while nothing speaks against
 # it, and losing all that was learned takes more than not using it.
 _BETTER, _WORSE, _HOPELESS = 1.5, 1.0, 2.0
-_HEAD, _REHEARSAL = 1, 2  # what is drawn for these is drawn apart
+_INTERLEAVED, _REHEARSAL = 1, 2  # what is drawn for these is drawn apart
 # Rehearsals, after a time without rest: between two times that a student is asked it should not
 # become another one, and an average looks back on as many steps.
 _MOST_OWED = 16
@@ -121,7 +121,12 @@ class OnlineLearner:
         """
         graph = self._open_graph()
         graph.resume()
-        found = [compare(lesson, self._active, graph, self._teacher) for lesson in request]
+        found: list[Comparison] = []
+        for spelled in filter(None, map(self._teacher.spell, request)):
+            (shipped,) = (now,) = graph.predictions([spelled.passage], None)
+            if self._active is not None:
+                (now,) = graph.predictions([spelled.passage], self._active)
+            found.append(compare(spelled, now, shipped))
         tokens = sum(x.tokens for x in found)
         return tokens, sum(x.shipped for x in found), sum(x.student for x in found)
 
@@ -217,15 +222,15 @@ class OnlineLearner:
             fresh = self._fresh[: self.config.update_every]
         self._follow_store()
         if self._student is not None:
-            yield from self._ask(fresh, self._student.average)
+            yield from self._ask(fresh, self._student)
         student = self._student or Student(self._untaught())
         with self._lock:
             self._fresh = [x for x in self._fresh if x.number > fresh[-1].number]
         if self.config.rehearsal_steps:
             self._owed = min(self._owed + 1, _MOST_OWED)
-        # The head first: what the drafter has learned from, it drafts too well.
-        steps = chain(
-            (partial(self._judge, passages=x) for x in self._acceptance_curriculum(fresh)),
+        yield  # a request need not wait for the first step
+        steps: Iterator[Callable[[Student], Student | None]] = chain(
+            (partial(self._judge, passages=x) for x in self._interleaved_curriculum(fresh)),
             (partial(self._step, passages=x) for x in self._curriculum(fresh)),
         )
         yield from self._take(steps, student)
@@ -251,14 +256,15 @@ class OnlineLearner:
             self._student = student = after
             yield
 
-    def _ask(self, fresh: Sequence[Lesson], average: Lora) -> Iterator[None]:
+    def _ask(self, fresh: Sequence[Lesson], student: Student) -> Iterator[None]:
         """Let the student draft lessons that it has not learned from, and use it or not."""
-        graph = self._open_graph()
+        average = student.average
         found: list[Comparison] = []
         for lesson in fresh:
-            once = partial(compare, lesson, average, graph, self._teacher)
-            found.append((yield from in_full(once)))
+            comparison, student = yield from in_full(partial(self._drafted, lesson, student))
+            found.append(comparison)
             yield
+        self._student = student
         self._evidence.add(found)
         if self._active is None:
             if self._evidence.is_better(_BETTER):
@@ -273,6 +279,20 @@ class OnlineLearner:
         if self._evidence.is_full and self._evidence.is_worse(_HOPELESS):
             self._begin_from(None)
             self.stats.begun_anew += 1
+
+    def _drafted(self, lesson: Lesson, student: Student) -> tuple[Comparison, Student]:
+        """Return what the student's drafts of a lesson come to, and the student whose acceptance
+        head has learned from that: before the drafter does, which drafts too well what it knows.
+        """
+        if (spelled := self._teacher.spell(lesson)) is None:
+            return NOTHING, student
+        graph, passages = self._open_graph(), [spelled.passage]
+        (shipped,) = graph.predictions(passages, None)
+        if self.config.acceptance == "joint" and graph.has_acceptance_head:
+            (drafted,), student = self._judged(student, passages)
+        else:
+            (drafted,) = graph.predictions(passages, student.average)
+        return compare(spelled, drafted, shipped), student
 
     def _use(self, lora: Lora) -> None:
         provenance = {
@@ -292,20 +312,26 @@ class OnlineLearner:
             self.stats.steps += 1
         return after
 
-    def _judge(self, student: Student, passages: Sequence[Passage]) -> Student | None:
-        """Return the student behind one step of its acceptance head: as it was, if a number in it
-        is not finite, since the drafter has no part in that.
+    def _judged(
+        self, student: Student, passages: Sequence[Passage]
+    ) -> tuple[list[Prediction], Student]:
+        """Return what the student predicts, and the student behind one step of its acceptance head:
+        as it was, if a number in it is not finite, since the drafter has no part in that.
         """
-        gradients = self._open_graph().acceptance_gradients(passages, student.judge)
-        return student.after_judging(gradients.tensors, self.config.optimizer) or student
+        predictions, gradients = self._open_graph().judgements(passages, student.judge)
+        after = student.after_judging(gradients.tensors, self.config.optimizer)
+        return predictions, after or student
 
-    def _acceptance_curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
-        if not self._open_graph().has_acceptance_head:
+    def _judge(self, student: Student, passages: Sequence[Passage]) -> Student:
+        return self._judged(student, passages)[1]
+
+    def _interleaved_curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
+        if self.config.acceptance != "interleaved" or not self._open_graph().has_acceptance_head:
             return iter(())
         with self._lock:
             recent = list(self._buffer.recent)
-        rng = np.random.default_rng((self.config.seed, fresh[0].number, _HEAD))
-        return acceptance_curriculum(fresh, recent, self._teacher, self.config, rng)
+        rng = np.random.default_rng((self.config.seed, fresh[0].number, _INTERLEAVED))
+        return interleaved_curriculum(recent, self._teacher, self.config, rng)
 
     def _curriculum(self, fresh: Sequence[Lesson]) -> Iterator[list[Passage]]:
         old = self._kept_before(fresh[0].number)

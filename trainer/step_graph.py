@@ -128,29 +128,34 @@ class StepGraph:
             mean.add(float(loss), share, gradients)
         return mean.gradients()
 
-    def acceptance_gradients(self, passages: Sequence[Passage], lora: Lora) -> Gradients:
-        """Return how the acceptance head should move that said of each piece how likely it was to
-        be predicted; the loss is its Brier score. Raises `Interrupted`.
-        """
-        mean = _Mean(self._evaluation.learns(lora))
-        for group in passes(passages):
-            outputs = ["hit", "acceptance", *mean.outputs]
-            hit, said, *gradients = self._run(self._evaluation, outputs, self._feeds(group, lora))
-            mean.add(brier(said, hit), len(hit), gradients)
-        return mean.gradients()
-
     def predictions(self, passages: Sequence[Passage], lora: Lora | None) -> list[Prediction]:
         """Return how each passage is predicted, by the drafter as shipped where there is no LoRA.
         Raises `Interrupted`.
         """
-        found: list[Prediction] = []
-        names = ["hit", "prob", *(["acceptance"] if self._evaluation.has_acceptance else [])]
+        names = self._evaluation.predicts
+        return [
+            prediction
+            for group in passes(passages)
+            for prediction in _by_passage(
+                group, self._run(self._evaluation, names, self._feeds(group, lora))
+            )
+        ]
+
+    def judgements(
+        self, passages: Sequence[Passage], lora: Lora
+    ) -> tuple[list[Prediction], Gradients]:
+        """Return how each passage is predicted, and how the acceptance head should move that said
+        of each piece how likely that was; the loss is its Brier score. Raises `Interrupted`.
+        """
+        names, found = self._evaluation.predicts, list[Prediction]()
+        mean = _Mean(self._evaluation.learns(lora))
         for group in passes(passages):
-            hit, *others = self._run(self._evaluation, names, self._feeds(group, lora))
-            cuts = np.cumsum([passage.num_predicted for passage in group])[:-1]
-            rows = (np.split(x, cuts) for x in (hit > 0, *others))
-            found += [Prediction(*parts) for parts in zip(*rows, strict=True)]
-        return found
+            outputs = self._run(self._evaluation, [*names, *mean.outputs], self._feeds(group, lora))
+            predicted, gradients = outputs[: len(names)], outputs[len(names) :]
+            found += _by_passage(group, predicted)
+            hit, _, said = predicted
+            mean.add(brier(said, hit), len(hit), gradients)
+        return found, mean.gradients()
 
     def _feeds(self, passages: Sequence[Passage], lora: Lora | None) -> dict[str, Any]:
         length = max(len(passage.pieces) for passage in passages)
@@ -189,6 +194,8 @@ class _Session:
         self.inputs = {x.name for x in self.session.get_inputs()}
         self._outputs = {x.name for x in self.session.get_outputs()}
         self.has_acceptance = "acceptance" in self._outputs
+        # What a `Prediction` is made of.
+        self.predicts = ["hit", "prob", *(["acceptance"] if self.has_acceptance else [])]
 
     def learns(self, lora: Lora) -> dict[str, FloatArray]:
         """Return the tensors that it has gradients of."""
@@ -233,6 +240,15 @@ def passes(passages: Sequence[Passage]) -> list[list[Passage]]:
             groups.append([passage])
             longest, positions = len(passage.pieces), passage.num_predicted
     return groups
+
+
+def _by_passage(
+    passages: Sequence[Passage], predicted: Sequence[npt.NDArray[Any]]
+) -> list[Prediction]:
+    cuts = np.cumsum([passage.num_predicted for passage in passages])[:-1]
+    hit, *others = predicted
+    rows = (np.split(x, cuts) for x in (hit > 0, *others))
+    return [Prediction(*parts) for parts in zip(*rows, strict=True)]
 
 
 def _teaching(passages: Sequence[Passage]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedraft.trainer.curriculum import acceptance_curriculum, curriculum
-from edgedraft.trainer.learner_config import Acceptance, LearnerConfig
+from edgedraft.trainer.curriculum import curriculum, interleaved_curriculum
+from edgedraft.trainer.learner_config import LearnerConfig
 from edgedraft.trainer.lesson import Lesson
 from edgedraft.trainer.step_graph import Passage
 from edgedraft.trainer.teacher import Objective, Teacher
@@ -50,17 +50,9 @@ def test_from_nothing_there_is_nothing_to_learn() -> None:
     assert steps([Lesson.certain([], [5])], []) == []
 
 
-def test_an_acceptance_head_learns_from_what_is_new_or_from_a_larger_buffer_or_not() -> None:
-    teacher, recent = Teacher(tiny_pair(), Objective()), lessons(0, 40)
-
-    def found(kind: Acceptance | None) -> list[list[int]]:
-        config = replace(CONFIG, acceptance=kind, acceptance_steps=4)
-        rng = np.random.default_rng(0)
-        steps = acceptance_curriculum(recent[-3:], recent, teacher, config, rng)
-        return [told(step) for step in steps]
-
-    joint, interleaved = found("joint"), found("interleaved")
-    assert [len(step) for step in joint] == [len(step) for step in interleaved] == [3] * 4
-    assert {x for step in joint for x in step} == {37, 38, 39}
-    assert len({x for step in interleaved for x in step}) == 12
-    assert found(None) == []
+def test_an_interleaved_acceptance_head_learns_from_all_that_is_recent() -> None:
+    config = replace(CONFIG, acceptance="interleaved", acceptance_steps=4)
+    teacher, rng = Teacher(tiny_pair(), Objective()), np.random.default_rng(0)
+    found = [told(x) for x in interleaved_curriculum(lessons(0, 40), teacher, config, rng)]
+    assert [len(step) for step in found] == [3] * 4
+    assert len({x for step in found for x in step}) == 12

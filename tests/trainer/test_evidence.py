@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgedraft.trainer.evidence import REMEMBERED, Comparison, Evidence, are_positive, compare
 from edgedraft.trainer.lesson import Lesson
-from edgedraft.trainer.step_graph import StepGraph
+from edgedraft.trainer.step_graph import Prediction
 from edgedraft.trainer.teacher import Objective, Teacher
-from tiny_learner import tiny_pair, tiny_training_files
+from tiny_learner import tiny_pair
 
 
 def told(*more: int) -> list[Comparison]:
@@ -83,9 +83,10 @@ def test_tokens_per_pass_are_of_all_lessons_together() -> None:
     assert evidence.tokens_per_pass() == {"student": 80 / 30, "shipped": 2.0}
 
 
-def test_a_lesson_is_predicted_with_what_was_learned_and_without(tmp_path: Path) -> None:
-    graph = StepGraph(tiny_training_files(tmp_path))
-    teacher = Teacher(tiny_pair(), Objective())
-    found = compare(Lesson.certain([1], list(range(40))), None, graph, teacher)
-    assert found.student == found.shipped and found.tokens == 40
-    assert compare(Lesson.certain([], [5]), None, graph, teacher) == (0, 0, 0)
+def test_target_passes_are_counted_from_what_was_predicted() -> None:
+    lesson = Teacher(tiny_pair(), Objective()).spell(Lesson.certain([1], list(range(40))))
+    assert lesson is not None
+    all_right = np.ones(lesson.passage.num_predicted, bool)
+    right, wrong = (Prediction(hit, np.ones(len(hit))) for hit in (all_right, ~all_right))
+    assert compare(lesson, right, wrong) == (40, 8, 40)
+    assert compare(lesson, wrong, wrong) == (40, 40, 40)

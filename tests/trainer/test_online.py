@@ -22,11 +22,12 @@ from edgedraft.runtime.datatypes import NOTHING, RoundTrace, Timings, Verdict
 from edgedraft.runtime.lora import Lora
 from edgedraft.trainer import online
 from edgedraft.trainer.curriculum import curriculum
-from edgedraft.trainer.evidence import REMEMBERED, Comparison, Evidence, compare
+from edgedraft.trainer.evidence import REMEMBERED, Comparison
 from edgedraft.trainer.learner_config import Acceptance, LearnerConfig
 from edgedraft.trainer.lesson import Lesson
 from edgedraft.trainer.online import OnlineLearner
 from edgedraft.trainer.step_graph import Interrupted, StepGraph
+from edgedraft.trainer.student import Student
 from tiny_learner import (
     HEAD,
     QUICK,
@@ -57,12 +58,10 @@ def teach(learner: OnlineLearner, stream: Sequence[Sequence[Lesson]]) -> None:
 
 def tokens_per_pass(folder: Path, step: int = 7) -> float:
     """Return what the active adapter brings on requests that nobody learns from."""
-    files = tiny_training_files(folder / "drafter")
-    adapter = tiny_store(folder, files).active()
-    lora, graph = adapter.lora if adapter else None, StepGraph(files)
-    teacher, evidence = tiny_learner(folder)._teacher, Evidence()
-    evidence.add([compare(song(i, step)[0], lora, graph, teacher) for i in range(1000, 1012)])
-    return evidence.tokens_per_pass()["student"]
+    learner = tiny_learner(folder)
+    counts = [learner.passes(song(i, step)) for i in range(1000, 1012)]
+    tokens, _, passes = (sum(x) for x in zip(*counts, strict=True))
+    return tokens / passes
 
 
 def scored_as(monkeypatch: pytest.MonkeyPatch, more: Callable[[], int]) -> None:
@@ -76,7 +75,8 @@ def break_gradients(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
     def broken(self: StepGraph, *args: Any) -> Any:
         found = gradients(self, *args)
-        next(iter(found.tensors.values()))[0, 0] = np.nan
+        told = found[1] if isinstance(found, tuple) else found
+        next(iter(told.tensors.values()))[0, 0] = np.nan
         return found
 
     monkeypatch.setattr(StepGraph, name, broken)
@@ -165,16 +165,17 @@ def test_every_lesson_is_asked_before_it_is_learned_from_and_never_again(
     learner = tiny_learner(tmp_path)
     heard: list[tuple[str, int]] = []
 
-    def asked(lesson: Lesson, *args: Any) -> Comparison:
+    def asked(self: OnlineLearner, lesson: Lesson, student: Student) -> Any:
         heard.append(("asked", lesson.number))
-        return compare(lesson, *args)
+        return drafted(self, lesson, student)
 
     def taught(new: Sequence[Lesson], old: Sequence[Lesson], *args: Any) -> Any:
         heard.extend(("taught", lesson.number) for lesson in new)
         assert all(("taught", lesson.number) in heard for lesson in old)
         return curriculum(new, old, *args)
 
-    monkeypatch.setattr(online, "compare", asked)
+    drafted = OnlineLearner._drafted
+    monkeypatch.setattr(OnlineLearner, "_drafted", asked)
     monkeypatch.setattr(online, "curriculum", taught)
     teach(learner, requests(2 * QUICK.update_every))
     for request in requests(2 * QUICK.update_every):  # while there is no time to learn
@@ -534,14 +535,14 @@ def test_an_acceptance_head_learns_what_becomes_of_drafts(tmp_path: Path, kind: 
     before = replace(learned, tensors={**learned.tensors, **as_shipped})
     spelled = [learner._teacher.spell(song(i)[0]) for i in range(1000, 1012)]
     passages = [x.passage for x in spelled if x]
-    scores = [graph.acceptance_gradients(passages, lora).loss for lora in (before, learned)]
+    scores = [graph.judgements(passages, lora)[1].loss for lora in (before, learned)]
     assert scores[1] < 0.7 * scores[0]
 
 
 def test_a_head_that_is_lost_takes_nothing_of_the_drafter_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_gradients(monkeypatch, "acceptance_gradients")
+    break_gradients(monkeypatch, "judgements")
     learner = tiny_learner(tmp_path)
     teach(learner, requests(24))
     learned = active(tmp_path)

@@ -103,14 +103,17 @@ def test_an_acceptance_head_learns_apart_from_the_drafter(
     own = {name for name in lora.tensors if name.startswith(HEAD)}
     assert graph.gradients(passages, lora, MIXED).tensors.keys() == lora.tensors.keys() - own
     assert graph.has_acceptance_head
-    whole = graph.acceptance_gradients(passages, lora)
+    predictions, whole = graph.judgements(passages, lora)
     assert whole.tensors.keys() == own and own
     assert whole.weight == 74 and 0 < whole.loss < 1
     said = graph.predictions(passages, lora)
+    for one, other in zip(predictions, said, strict=True):
+        for name in ("hit", "prob", "acceptance"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     of_each = [x.brier or 0.0 for x in said]
     assert np.average(of_each, weights=[x.hit.size for x in said]) == pytest.approx(whole.loss)
     monkeypatch.setattr(step_graph, "_POSITIONS", 25)
-    parts = graph.acceptance_gradients(passages, lora)
+    _, parts = graph.judgements(passages, lora)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
     for name, tensor in whole.tensors.items():
         assert np.abs(tensor).max() > 1e-4
