@@ -382,6 +382,28 @@ def test_the_evaluation_graph_says_what_the_acceptance_head_does_and_how_it_shou
         assert size > 1e-4 and np.linalg.norm(got[name] - expected[name]) < 1e-4 * size
 
 
+def test_attention_is_never_a_denormal_number() -> None:
+    """Arithmetic with denormal numbers takes a processor many times as long."""
+    model = make_model(GOLDEN)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.data *= 4e3  # scores some hundreds apart
+    made = as_drafter(model)
+    batch, lora = make_batch(made, (2, 12), 8, 4), make_lora(made, 2)
+    graph = ir.to_proto(export_training_step(trainable_model(model)))
+    kept = [x for x in graph.graph.node if x.op_type == "ThresholdedRelu"]
+    assert len(kept) == len(model.model.layers)
+    names = [name for node in kept for name in (node.input[0], node.output[0])]
+    graph.graph.output.extend(onnx.ValueInfoProto(name=x) for x in names)
+    session = open_session(graph.SerializeToString(), SessionConfig(threads=1))
+    found = run_graph(session, {**made.weights, **batch, **lora})
+    tiny = np.finfo(np.float32).tiny
+    for before, after in zip(names[::2], names[1::2], strict=True):
+        positive = found[before] > 0
+        assert (positive & (found[before] < tiny)).any(), "the test shows nothing"
+        assert not (positive & (found[after] > 0) & (found[after] < 1e-20)).any()
+        np.testing.assert_allclose(found[after], found[before], atol=1e-20)
+
+
 def test_a_head_changes_nothing_of_the_step() -> None:
     made = as_drafter(make_model(GOLDEN), make_head(GOLDEN.hidden_size))
     bare = as_drafter(make_model(GOLDEN))
