@@ -1,7 +1,7 @@
 """What learning takes from the requests it happens beside, and what an update and a swap take.
 
     python benchmarks/learning_cost.py --target DIR --drafter DIR --prompts FILE ... --json FILE \
-        [--requests 100] [--max-tokens 64] [--rounds 12] [--each 25]
+        [--requests 100] [--max-tokens 64] [--rounds 25] [--each 12]
 
 Requests that arrive back to back, so that nothing is learned meanwhile: what is left is to hear of
 each round. Three engines take turns request by request, one with `--learn idle` and two with
@@ -38,6 +38,7 @@ from edgedraft.runtime.state import write_atomic
 from edgedraft.trainer.online import OnlineLearner
 
 _SWAPS = 7
+_NEVER_S = 1e6
 _ENGINES: dict[str, Learn] = {"off": "off", "off_again": "off", "idle": "idle"}
 
 
@@ -63,7 +64,7 @@ def take_turns(
             )
             stack.enter_context(engine)
             if engine.learning is not None:
-                engine.learning.rest_s = float("inf")  # its own requests are back to back
+                engine.learning.rest_s = _NEVER_S  # its own requests are back to back
             engine.generate("Say hello.", config)
         seconds = dict.fromkeys(_ENGINES, 0.0)
         for prompt in prompts:
@@ -118,8 +119,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--requests", type=int, default=100, metavar="N")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="with new engines")
-    parser.add_argument("--each", type=int, default=25, metavar="N", help="requests in one")
+    parser.add_argument("--rounds", type=int, default=25, metavar="N", help="with new engines")
+    parser.add_argument("--each", type=int, default=12, metavar="N", help="requests in one")
     args = parser.parse_args()
     config = DecodeConfig(max_tokens=args.max_tokens)
     rounds: list[dict[str, float]] = []
