@@ -28,6 +28,7 @@ TOP = 8  # of the target's likeliest tokens
 # that is done with a round.
 _FAR = 6.0
 _STRIDE = 16
+_MOST_HELD = 100_000  # logits of a request at once: in a flat distribution all tokens are near
 
 Likeliest: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]
 
@@ -70,13 +71,17 @@ class Recorder:
         self._prompt = prompt
         self._tokens: list[int] = []
         self._glimpses: list[Glimpse] = []  # of the last tokens
+        self._held = 0  # logits in them
         self._likeliest: list[Likeliest] = []  # of those before
 
     def observe(self, trace: RoundTrace) -> None:
         """Take note of a round."""
         self._tokens += trace.emitted
-        self._glimpses += map(glimpse, trace.logits, trace.emitted)
-        if len(self._glimpses) >= LENGTH:
+        for row, token in zip(trace.logits, trace.emitted, strict=True):
+            seen = glimpse(row, token)
+            self._glimpses.append(seen)
+            self._held += len(seen.near)
+        if len(self._glimpses) >= LENGTH or self._held >= _MOST_HELD:
             self._sum_up()
 
     def lessons(self) -> list[Lesson]:
@@ -92,6 +97,7 @@ class Recorder:
     def _sum_up(self) -> None:
         self._likeliest.append(likeliest(self._glimpses))
         self._glimpses = []
+        self._held = 0
 
 
 class Glimpse(NamedTuple):

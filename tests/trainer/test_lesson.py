@@ -79,6 +79,17 @@ def test_a_request_becomes_lessons_of_its_rounds_even_if_the_rows_are_overwritte
     np.testing.assert_array_equal(np.concatenate([x.top_log_probs for x in lessons]), log_probs)
 
 
+def test_distributions_in_which_every_token_is_near_do_not_pile_up() -> None:
+    logits = np.zeros((40, 20_000), np.float32)
+    recorder = Recorder([1, 2, 3])
+    for i, row in enumerate(logits):
+        recorder.observe(trace([i], row[None]))
+        assert sum(len(x.near) for x in recorder._glimpses) < 120_000
+    (lesson,) = recorder.lessons()
+    assert lesson.tokens.tolist() == list(range(40))
+    np.testing.assert_allclose(lesson.top_log_probs, -np.log(20_000), atol=0.01)
+
+
 def test_a_request_that_said_nothing_teaches_nothing() -> None:
     assert Recorder([1, 2, 3]).lessons() == []
 
