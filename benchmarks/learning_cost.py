@@ -78,7 +78,7 @@ def take_turns(
 
 def compare_rounds(ratios: list[float]) -> dict[str, Any]:
     """Return the mean of some ratios with its standard error."""
-    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    error = stdev(ratios) / len(ratios) ** 0.5
     return {"mean": mean(ratios), "standard_error": error, "each": ratios}
 
 
@@ -122,6 +122,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25, metavar="N", help="with new engines")
     parser.add_argument("--each", type=int, default=12, metavar="N", help="requests in one")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error(f"--rounds is {args.rounds}; at least 2 tell how much rounds differ")
     config = DecodeConfig(max_tokens=args.max_tokens)
     rounds: list[dict[str, float]] = []
     with TemporaryDirectory() as folder:
